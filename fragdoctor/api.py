@@ -130,21 +130,22 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.inputs.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.model.fleet import SummaryOptions  # noqa: PLC0415
 
     if replays not in list(Replays):
         raise ConfigError(f"replays is {replays!r}.", hint="Give none, groups or all.")
     names = [fspath(p) for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
     found = discover(names)
     ranks, notes = share_out(found)
+    known = Overrides(capacity_bytes, None, memory_fraction, torch_version)
     return examine(
         ranks or inputs_of(found.case_names),
         executor=executor,
         chunk_size=chunk_size,
         progress=progress,
-        overrides=Overrides(capacity_bytes, None, memory_fraction, torch_version),
+        options=SummaryOptions(known, timeout_s=timeout_s),
         replays=Replays(replays),
         notes=notes,
-        timeout_s=timeout_s,
     )
 
 

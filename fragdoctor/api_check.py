@@ -98,27 +98,29 @@ def judge_files(
         overrides: what the user states about all of them.
         each: yields the files one by one; shows progress.
     """
-    from fragdoctor.gate.judgement import unreadable  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.gate.judgement import FileJudgement  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.inputs.folders import expand  # noqa: PLC0415
 
     paths, missing = expand(names)
     judged = [_judge(path, gate, overrides, len(paths)) for path in each(paths)]
-    return [*judged, *(unreadable(name, error) for name, error in missing)]
+    return [*judged, *(FileJudgement(name, error=error) for name, error in missing)]
 
 
 def _judge(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.gate.judgement import judge, nothing_found, unreadable  # noqa: PLC0415
+    from fragdoctor.gate.judgement import FileJudgement, judge  # noqa: PLC0415
     from fragdoctor.inputs.cases import read_case  # noqa: PLC0415
 
     try:
         case = read_case([name], overrides)
     except InputError as e:
-        return unreadable(name, e)
+        return FileJudgement(name, error=e)
     except OSError as e:
-        return unreadable(name, InputError(f"{name} cannot be read: {e.strerror or e}."))
+        unread = InputError(f"{name} cannot be read: {e.strerror or e}.")
+        return FileJudgement(name, error=unread)
     if case.holds_nothing:
-        return nothing_found(name)
+        remark = "no out-of-memory message and no statistics in this text"
+        return FileJudgement(name, remark=remark, is_judged=False)
     return judge(name, run(case), gate, n_files)
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import InputError
 from fragdoctor.gate.budgets import Budgets
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Gate, judge, report, unreadable
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, Gate, judge, report
 from fragdoctor.model.finding import Severity
 from fragdoctor.units import GIB, Amount
 
@@ -31,7 +31,9 @@ def failing() -> FileJudgement:
 def mixed() -> CheckReport:
     """Return a check of one file that fails, one that passes and one that cannot be read."""
     fine = judge("runs/b.pickle", diagnoses.healthy(), GATE, 3)
-    broken = unreadable("c.pickle", InputError("c.pickle is empty.", hint="Record it again."))
+    broken = FileJudgement(
+        "c.pickle", error=InputError("c.pickle is empty.", hint="Record it again.")
+    )
     return report([failing(), fine, broken], GATE)
 
 
@@ -49,7 +51,7 @@ def planted(text: str) -> CheckReport:
     error = replace(case.findings[0], severity=Severity.ERROR, code="FD102")
     gate = Gate(budgets=replace(GATE.budgets, fits_on=GIB))
     judged = judge(text, replace(case, findings=(error,)), gate)
-    return report([judged, unreadable(text, InputError(text, hint=text))], gate)
+    return report([judged, FileJudgement(text, error=InputError(text, hint=text))], gate)
 
 
 ALL = {f.__name__: f for f in (mixed, passing, nothing)}

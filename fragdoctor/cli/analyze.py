@@ -63,6 +63,7 @@ def analyze_fleet(
         ConfigError: the format is not available for several ranks, or workers cannot be started.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out
+    from fragdoctor.model.fleet import SummaryOptions
 
     form = asked.output_format
     if form not in VIEWS["fleet"]:
@@ -80,11 +81,13 @@ def analyze_fleet(
             ranks,
             executor=executor,
             progress=progress.update,
-            overrides=overrides,
+            options=SummaryOptions(
+                overrides,
+                timeout_s=_timeout(asked.timeout, is_here=executor is None),
+                memory_bytes=asked.worker_memory,
+            ),
             replays=Replays(asked.replay),
             notes=notes,
-            timeout_s=_timeout(asked.timeout, is_here=executor is None),
-            memory_bytes=asked.worker_memory,
         )
     return report, render("fleet", form, report, look)
 
@@ -206,7 +209,7 @@ def _rehearsed(
     Raises:
         ConfigError: the command is not known or cannot be rehearsed.
     """
-    from fragdoctor.cli.rehearse_after import DEFAULT_TIME, follow
+    from fragdoctor.cli.rehearse import DEFAULT_TIME, follow
 
     if asked.output_format != "text" or asked.continue_with is not None:
         raise ConfigError(

@@ -138,18 +138,15 @@ class _Command(TyperCommand):
     def _format_from_name(self, ctx: Any, *, is_chosen: bool) -> None:
         output = Path(str(ctx.params.get("output") or ""))
         option: Any = next(p for p in self.params if p.name == "output_format")
-        for suffix, name in FORMATS_OF_SUFFIXES:
-            if output.name.lower().endswith(suffix) and name in option.type.choices:
-                ctx.params["output_format"] = name
-                return
-        if output.suffix and not is_chosen:
-            known: dict[str, str] = {}
-            for suffix, name in FORMATS_OF_SUFFIXES:
-                if name in option.type.choices:
-                    known.setdefault(name, suffix)
+        known = [(s, name) for s, name in FORMATS_OF_SUFFIXES if name in option.type.choices]
+        named = [name for suffix, name in known if output.name.lower().endswith(suffix)]
+        if named:
+            ctx.params["output_format"] = named[0]
+        elif output.suffix and not is_chosen:
+            suffixes = dict.fromkeys(suffix for suffix, _ in known)
             raise ConfigError(
                 f"fragdoctor {self.name} writes no {output.suffix} files.",
-                hint=f"Name the file {', '.join(known.values())}, or choose with --format: "
+                hint=f"Name the file {', '.join(suffixes)}, or choose with --format: "
                 f"{', '.join(option.type.choices)}.",
             )
 

@@ -12,13 +12,11 @@ To see that nothing is set anywhere takes no typer, which is slow to load.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
-
-from msgspec import Struct, field
 
 from fragdoctor.cli.options import GENERAL
 from fragdoctor.errors import ConfigError
@@ -29,6 +27,8 @@ PROJECT_FILE: Final = "pyproject.toml"
 MAX_BYTES: Final = 1024 * 1024
 
 Value = str | bool | list[str]
+"""The value of an option: text as on the command line, True or False for a flag, or a list for an
+option that can be repeated."""
 
 NOT_CONFIGURED: Final = frozenset(
     {"help", "output", "force", "write-baseline", "module", "root", "allow-rehearse"}
@@ -39,19 +39,6 @@ _NO_CONFIG: Final = "fragdoctor.no_config"
 _PATHS: Final = frozenset({"baseline"})
 _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
-
-
-class Config(Struct, frozen=True):
-    """The settings of one file.
-
-    Attributes:
-        path: the file.
-        values: option (``max-peak``) -> text as on the command line, True or False for a flag,
-            or a list for an option that can be repeated.
-    """
-
-    path: Path
-    values: Mapping[str, Value] = field(default_factory=dict)
 
 
 def find_config(start: Path) -> Path | None:
@@ -86,8 +73,8 @@ def _nearest() -> Path | None:
     return None
 
 
-def read_config(path: Path, known: Collection[str]) -> Config:
-    """Return the settings of a file.
+def read_config(path: Path, known: Collection[str]) -> dict[str, Value]:
+    """Return the settings of a file by option (``max-peak``).
 
     Args:
         path: ``fragdoctor.toml``, or any other TOML file with a table ``[tool.fragdoctor]``.
@@ -110,7 +97,7 @@ def read_config(path: Path, known: Collection[str]) -> Config:
         if name in values:
             raise ConfigError(f"{path}: {name!r} is set twice.")
         values[name] = _value(path, key, value)
-    return Config(path, values)
+    return values
 
 
 def _table(path: Path) -> dict[str, Any] | None:
@@ -136,7 +123,7 @@ def _value(path: Path, key: str, value: Any) -> Value:
     if isinstance(value, bool):
         return value
     if isinstance(value, str | int | float):
-        return str(value)
+        return str(path.parent / str(value)) if key in _PATHS else str(value)
     if isinstance(value, list) and all(
         isinstance(v, str | int | float) and not isinstance(v, bool) for v in value
     ):
@@ -221,47 +208,32 @@ def _load(context: Any, name: str, given: str | None) -> None:
     from fragdoctor.cli.commands import whole_group
 
     options = _options_of(whole_group())  # the file applies to all commands
-    config = read_config(path, {key for own in options.values() for key in own})
-    context.default_map = {
-        options[name][key].name: value
-        for key, value in _usable(context, config, name, options).items()
-    }
+    context.default_map = {}
+    for key, value in read_config(path, {key for own in options.values() for key in own}).items():
+        takers = {command: own[key] for command, own in options.items() if key in own}
+        refusals = {command: _refusal(context, option, value) for command, option in takers.items()}
+        if all(refusals.values()):
+            raise ConfigError(f"{path}: {key}{next(iter(refusals.values()))}")
+        if refusals.get(name) == "":
+            context.default_map[takers[name].name] = _passed(takers[name], value)
 
 
-def _usable(context: Any, config: Config, name: str, options: Options) -> Mapping[str, Value]:
-    """Return the settings that apply to this command, checked as if given on the command line."""
-    usable: dict[str, Value] = {}
-    for key, value in config.values.items():
-        wrong = {
-            command: _wrong(context, value, own[key], _prepared(config, key, value, own[key]))
-            for command, own in options.items()
-            if key in own
-        }
-        if all(wrong.values()):
-            raise ConfigError(f"{config.path}: {key}{next(iter(wrong.values()))}")
-        if wrong.get(name) == "":
-            usable[key] = _prepared(config, key, value, options[name][key])
-    return usable
-
-
-def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
+def _refusal(context: Any, option: Any, value: Value) -> str:
     """Return why an option refuses a value, as the end of a sentence, or "" if it accepts it."""
     from typer import BadParameter
 
-    if isinstance(value, bool) != bool(parameter.is_flag):
-        return f" must be {'true or false' if parameter.is_flag else 'text or a number'}."
-    if isinstance(value, list) and not parameter.multiple:
+    if isinstance(value, bool) != bool(option.is_flag):
+        return f" must be {'true or false' if option.is_flag else 'text or a number'}."
+    if isinstance(value, list) and not option.multiple:
         return " takes one value, not a list."
     try:
         if not isinstance(value, bool):
-            parameter.type_cast_value(context, prepared)
+            option.type_cast_value(context, _passed(option, value))
     except BadParameter as e:
         return f": {e.message}"
     return ""
 
 
-def _prepared(config: Config, key: str, value: Value, parameter: Any) -> Value:
+def _passed(option: Any, value: Value) -> Value:
     """Return a value in the form that the command line would pass on."""
-    if isinstance(value, str) and key in _PATHS:
-        return str(config.path.parent / value)
-    return [value] if isinstance(value, str) and parameter.multiple else value
+    return [value] if isinstance(value, str) and option.multiple else value

@@ -15,9 +15,15 @@ import typer
 from msgspec.structs import replace
 
 from fragdoctor.cli import console
-from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.cli.estimate_options import (
+    FORMULAS,
+    PARAMETERS,
+    EstimateOptions,
+    Route,
+    refuse_unused,
+    route_of,
+)
 from fragdoctor.cli.estimate_recipes import with_recipes
-from fragdoctor.cli.estimate_routes import FORMULAS, PARAMETERS, Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.options import command_with, parameters_of
 from fragdoctor.errors import ConfigError, FragdoctorError

@@ -10,8 +10,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.estimate_routes import flag_of, route_of, used, used_by_formulas
+from fragdoctor.cli.estimate_options import (
+    EstimateOptions,
+    flag_of,
+    route_of,
+    used,
+    used_by_formulas,
+)
 from fragdoctor.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -77,10 +82,14 @@ def with_recipes(
     if named and not given_models:
         _check_model(named, readings[0].source)
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
-    told = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
-    return replace(chosen, inputs=models or None, **values), use_of(
-        files, notes, models, told | shown
-    )
+    use = use_of(files, notes, models, _told(values) | shown)
+    return replace(chosen, inputs=models or None, **values), use
+
+
+def _told(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are part of the question and differ from their defaults."""
+    asked = {n: value for n, value in values.items() if n not in (*_NO_QUESTION, "inputs")}
+    return {name: value for name, value in asked.items() if value != _DEFAULTS[name]}
 
 
 def _with_words(
@@ -101,8 +110,7 @@ def _with_words(
     idle = read.keys() - used(route_of(meant), inference=meant.inference)
     meant = replace(meant, **{name: _DEFAULTS[name] for name in idle})
     left = [f"{flag_of(name)} cannot be combined with the rest." for name in sorted(idle)]
-    values = {n: getattr(meant, n) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
-    told = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    told = _told({name: getattr(meant, name) for name in _DEFAULTS})
     return meant, use_of((), (*asked.notes, *left), models, told)
 
 

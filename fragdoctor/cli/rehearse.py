@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -15,6 +18,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.check import report_targets, write_reports
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.gpus import known_gpu
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.opening import first_free
 from fragdoctor.report import escape
@@ -22,13 +26,18 @@ from fragdoctor.report.base import RenderOptions, ReportFormat, check_format, re
 from fragdoctor.units import format_size, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from fragdoctor.model.case import Case
+    from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.prescription import Prescription
     from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
     from fragdoctor.rehearsal.process import OnStep
     from fragdoctor.rehearsal.programs import Launched, Program
     from fragdoctor.rehearsal.sweep import Sweep
 
+
+DEFAULT_TIME: Final = "5m"
 _OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
 GPUS_OF_A_NODE: Final = 8
@@ -77,7 +86,7 @@ class RehearseOptions(options.FullOutput):
         "Try changes of the program until one lets it fit", group=options.CURE
     )
     time: str = options.option(
-        "TIME", "Search for a cure this long: 90s, 5m", default="5m", group=options.CURE
+        "TIME", "Search for a cure this long: 90s, 5m", default=DEFAULT_TIME, group=options.CURE
     )
     assume: list[str] | None = _program(
         "KIND=SHARE",
@@ -278,11 +287,7 @@ def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:
         batch = asked.batches.sizes[0]
         program = with_batch(program, batch)
     with _progress() as progress:
-
-        def on_step(number: int, n_bytes: int) -> None:
-            progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
-
-        return runner.diagnosed(program, asked.base, kept, on_step, batch)
+        return runner.diagnosed(program, asked.base, kept, _on_step(progress), batch)
 
 
 def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
@@ -331,15 +336,18 @@ def _folder_of(keep: Path | None) -> Path | None:
 def swept(asked: Sweep, keep: Path | None = None) -> RehearsalSweep:
     """Rehearse several times."""
     with console.Progress("Rehearsing") as progress:
-
-        def on_case(name: str) -> OnStep:
-            def on_step(number: int, n_bytes: int) -> None:
-                text = f"{name}: step {number}, {format_size(n_bytes)} allocated"
-                progress.show(f"Rehearsed {text}", 0, 0)
-
-            return on_step
-
+        on_case = partial(_on_step, progress)
         return replace(asked, keep=keep, on_case=on_case).run()
+
+
+def _on_step(progress: console.Progress, case: str = "") -> OnStep:
+    """Return what shows the steps of a rehearsal; ``case`` names one of several."""
+
+    def on_step(number: int, n_bytes: int) -> None:
+        step = f"{case}: step" if case else "step"
+        progress.show(f"Rehearsed {step} {number}, {format_size(n_bytes)} allocated", 0, 0)
+
+    return on_step
 
 
 @contextmanager
@@ -355,3 +363,107 @@ def _progress() -> Iterator[console.Progress]:
             for line in err.output.splitlines():
                 sys.stderr.write(f"{escape.terminal(line)}\n")
             raise
+
+
+_MAX_LINE: Final = 256  # the kernel reads no more of a script's first line
+
+
+def program_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
+    """Return a recorded command in the form that a rehearsal takes.
+
+    The result is the script or module with its arguments, whether it is a module, and its Python.
+
+    Raises:
+        ConfigError: the command does not start a Python program.
+    """
+    from fragdoctor.rehearsal.programs import after_python
+
+    if not words:
+        raise ConfigError(
+            "The recording does not say which command was run.",
+            hint="Rehearse it yourself: fragdoctor rehearse train.py --unlimited --snapshot FILE",
+        )
+    return after_python(words) or ([_script(words[0]), *words[1:]], False, None)
+
+
+def _script(name: str) -> str:
+    """Return the script that a command runs: its own name, or where it is found on PATH.
+
+    Raises:
+        ConfigError: it is none of Python.
+    """
+    from fragdoctor.rehearsal.programs import LAUNCHERS, SUFFIX
+
+    if name.endswith((".py", SUFFIX)) or Path(name).name in LAUNCHERS:
+        return name
+    found = shutil.which(name)
+    if found is not None:
+        with Path(found).open("rb") as file:
+            if b"python" in file.readline(_MAX_LINE):
+                return found
+    raise ConfigError(
+        f"{name} is not a Python script.",
+        hint="Rehearse the script that it starts: fragdoctor rehearse train.py --cure",
+    )
+
+
+def follow(
+    case: Case, diagnosis: Diagnosis, command: Sequence[str], time: str, say: Callable[[str], None]
+) -> tuple[Diagnosis, Prescription]:
+    """Rehearse the command that failed, continue its recording, and try changes.
+
+    Args:
+        case: the recording.
+        diagnosis: the diagnosis of the recording alone.
+        command: the command that was run.
+        time: how long it may take in all, such as ``5m``.
+        say: called with progress messages.
+
+    Returns:
+        The diagnosis of the recording continued with the rehearsal, and the changes tried.
+
+    Raises:
+        ConfigError: the command cannot be rehearsed, or the recording is of another program.
+    """
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.inputs.snapshot_reader import read_snapshot
+    from fragdoctor.rehearsal.prescription.search import CureSearch
+    from fragdoctor.rehearsal.programs import LAUNCHERS
+    from fragdoctor.rules.request_sources import find_failed_request
+
+    number = diagnosis.verdict.device
+    figures = diagnosis.figures_of(number)
+    total_bytes = None if figures is None else figures.capacity_bytes
+    analysis = None if number is None else diagnosis.analyses.get(number)
+    failed = find_failed_request(case, analysis, case.primary_message)
+    # A memory fraction, other processes and CUDA itself leave less than the whole device.
+    available_bytes = None if failed is None else failed.available_bytes
+    capacity_bytes = total_bytes if available_bytes is None else available_bytes
+    if capacity_bytes is None:
+        raise ConfigError(
+            "It is unknown how much of the GPU PyTorch could have.",
+            hint="Give it: --capacity 24GiB",
+        )
+    device = None if case.bundle is None else case.bundle.device(number)
+    known = None if device is None else known_gpu(device.name or "")
+    words, is_module, python = program_of(command)
+    starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS
+    seconds = parse_seconds(time)
+    options = RehearseOptions(
+        words=list(words),
+        is_module=is_module,
+        python=python,
+        gpu=[known.name] if known is not None and known.capability is not None else None,
+        capacity=capacity_bytes,
+        time_limit=seconds / 2,  # the other half is for the changes
+        devices=len(diagnosis.devices) if starts_ranks else None,
+    )
+    asked = asked_of(options)
+    # The program may allow itself a share of the whole device.
+    whole_bytes = max(total_bytes or 0, capacity_bytes)
+    base = replace(asked.base, gpu=replace(asked.base.gpu, total_bytes=whole_bytes))
+    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        kept = Path(scratch) / "rehearsed.pickle"
+        found = CureSearch(asked.program, base, None, seconds, say).run(kept)
+        continued = diagnose(case, continue_with=read_snapshot(kept))
+    return continued, found

@@ -226,7 +226,7 @@ def _follow(
 
     If it cannot be rehearsed, a sentence says so; Ctrl-C stops the rehearsal.
     """
-    from fragdoctor.cli.rehearse_after import follow
+    from fragdoctor.cli.rehearse import follow
     from fragdoctor.inputs.cases import read_bundle
     from fragdoctor.report.views.advice import wins
 

@@ -22,9 +22,17 @@ from typing import Any, Final
 import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.dropped import Sent, announced, opened
 from fragdoctor.cli.exit import OK
-from fragdoctor.cli.pages import Abandoned, Answer, IsWanted, Shown, shown_case
+from fragdoctor.cli.pages import (
+    Abandoned,
+    Answer,
+    IsWanted,
+    Sent,
+    Shown,
+    announced,
+    opened,
+    shown_case,
+)
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.model.case import Overrides
 

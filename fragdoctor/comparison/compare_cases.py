@@ -20,9 +20,7 @@ from fragdoctor.comparison.compared_run import (
     side,
 )
 from fragdoctor.comparison.explanation import likely_causes
-from fragdoctor.comparison.line_changes import line_changes
-from fragdoctor.comparison.line_matching import line_tracks
-from fragdoctor.comparison.line_uses import merged
+from fragdoctor.comparison.lines import line_changes, line_tracks, merged
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
 from fragdoctor.errors import ConfigError
 from fragdoctor.model import trend as trends

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_trace
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
-from fragdoctor.comparison.line_uses import LineUse, line_uses
+from fragdoctor.comparison.lines import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import ComparedFigure, DevicePeaks, RunSide

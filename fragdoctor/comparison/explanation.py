@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedDevice
-from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
+from fragdoctor.comparison.lines import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.model.comparison import (
     CauseKind,

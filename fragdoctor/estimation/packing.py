@@ -10,7 +10,7 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
-from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, share_gpu
+from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, GpuModel
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.trace import Trace
@@ -38,7 +38,7 @@ def processes_on_gpu(question: PackRequest, case: Case | None = None) -> Sharing
     n_bytes, source, notes = _reserved(question, None if case is None else case.snapshot)
     context_bytes, context_source = _context(question)
     name, total = _gpu(question, case)
-    return share_gpu(
+    return Sharing(
         ProcessDemand(n_bytes, context_bytes, source, context_source),
         gpu=name,
         total_bytes=total,

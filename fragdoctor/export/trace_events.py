@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -134,12 +135,9 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     lives = life.trace.lives
     rows = np.argsort(-lives.size_bytes, kind="stable")[:MAX_SLICES]
     begin, end = life.time_of(lives.start[rows]), life.time_of(lives.free[rows])
-    labels: dict[int, tuple[str, Json]] = {}
+    label = cache(partial(_label, snapshot))
     for i, row in enumerate(rows.tolist()):
-        stack = int(lives.stack[row])
-        if stack not in labels:
-            labels[stack] = _label(snapshot, stack)
-        place, facts = labels[stack]
+        place, facts = label(int(lives.stack[row]))
         size = int(lives.size_bytes[row])
         common = {"cat": "allocation", "id2": {"local": hex(i)}}
         args = {

@@ -93,11 +93,9 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
     executor: Executor | None = None,
     chunk_size: int | None = None,
     progress: Progress | None = None,
-    overrides: Overrides | None = None,
+    options: SummaryOptions | None = None,
     replays: Replays = Replays.GROUPS,
     notes: Sequence[str] = (),
-    timeout_s: float | None = None,
-    memory_bytes: int | None = None,
 ) -> FleetReport:
     """Return the report of a job.
 
@@ -106,23 +104,16 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         executor: where they are read; None means this process.
         chunk_size: number of ranks per task; if None, it depends on how many ranks there are.
         progress: called with the numbers of ranks done and ranks in all.
-        overrides: what the user says about all of them.
+        options: how each rank is analyzed, but for the replays.
         replays: whose advice is tested.
         notes: what to report in addition to the findings.
-        timeout_s: a rank that takes longer becomes a row that says so.
-        memory_bytes: what a worker may use, for the sentence about a rank that needs more. The
-            executor enforces it.
 
     Raises:
         InputError: if no rank at all could be read.
     """
-    options = SummaryOptions(
-        overrides or Overrides(),
-        replays=replays is Replays.ALL,
-        timeout_s=timeout_s,
-        memory_bytes=memory_bytes,
-        folder="" if executor is None else os.getcwd(),  # noqa: PTH109 - a worker compares it
-    )
+    folder = "" if executor is None else os.getcwd()  # noqa: PTH109 - a worker compares it
+    is_tested = replays is Replays.ALL
+    options = replace(options or SummaryOptions(), replays=is_tested, folder=folder)
     fleet = summarise_all(
         inputs, executor=executor, chunk_size=chunk_size, progress=progress, options=options
     )

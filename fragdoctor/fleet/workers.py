@@ -341,7 +341,6 @@ def process_pool(
     Raises:
         ConfigError: if the memory limit cannot be enforced.
     """
-    check_memory(memory_bytes)
     if workers <= 1 and not is_needed and memory_bytes is None:
         yield None
         return

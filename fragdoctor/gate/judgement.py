@@ -28,9 +28,6 @@ from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.rule import fingerprint
 from fragdoctor.units import Amount, format_size, plural
 
-OK: Final = 0
-FAILED: Final = 1
-
 CAUGHT: Final = "FD206"
 """The rule about failures that the program survived."""
 
@@ -48,7 +45,6 @@ class FileJudgement(Struct, frozen=True):
 
     Attributes:
         name: as given; hostile text.
-        exit_code: 0 passed, 1 failed, 2 unreadable, 3 refused.
         reasons: why it fails, worst first.
         budgets: all budgets with their outcome; ``SKIP`` if this input cannot say.
         findings: those that count after ``--select`` and ``--ignore``, including passed ones.
@@ -60,8 +56,6 @@ class FileJudgement(Struct, frozen=True):
     """
 
     name: str
-    status: GateStatus
-    exit_code: int
     reasons: Sequence[Reason] = ()
     budgets: Sequence[BudgetResult] = ()
     findings: Sequence[Finding] = ()
@@ -71,6 +65,18 @@ class FileJudgement(Struct, frozen=True):
     is_new: bool = False
     remark: str = ""
     is_judged: bool = True
+
+    @property
+    def status(self) -> GateStatus:
+        """The result."""
+        if self.error is not None:
+            return GateStatus.ERROR
+        return GateStatus.FAILED if self.reasons else GateStatus.OK
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed, 2 unreadable, 3 refused."""
+        return self.error.exit_code if self.error is not None else int(bool(self.reasons))
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -97,7 +103,7 @@ class CheckReport(Struct, frozen=True):
     @property
     def exit_code(self) -> int:
         """Return the worst code of all files; 2 if some budget or everything was unjudged."""
-        worst = max((f.exit_code for f in self.files), default=OK)
+        worst = max((f.exit_code for f in self.files), default=0)
         return max(worst, 2) if self.unjudged or self.has_nothing else worst
 
     @property
@@ -158,8 +164,6 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
     is_known = diagnosis.verdict.cause not in NO_PROBLEM or any(m.has_any for m in measures)
     return FileJudgement(
         name=name,
-        status=GateStatus.FAILED if reasons else GateStatus.OK,
-        exit_code=FAILED if reasons else OK,
         reasons=tuple(_placed(r, diagnosis) for r in reasons),
         budgets=budgets,
         findings=findings,
@@ -168,17 +172,6 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
         is_new=gate.baseline is not None and entry is None,
         is_judged=is_known or bool(reasons),
     )
-
-
-def unreadable(name: str, error: FragdoctorError) -> FileJudgement:
-    """Return the judgment of an input that could not be read; the others continue."""
-    return FileJudgement(name, GateStatus.ERROR, error.exit_code, error=error)
-
-
-def nothing_found(name: str) -> FileJudgement:
-    """Return the judgment of a text in which nothing ran out of memory."""
-    remark = "no out-of-memory message and no statistics in this text"
-    return FileJudgement(name, GateStatus.OK, OK, remark=remark, is_judged=False)
 
 
 def rule_codes(values: Sequence[str]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Final
 
 from msgspec import Struct, field
@@ -11,6 +13,7 @@ from msgspec import Struct, field
 from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Recommendation
 from fragdoctor.model.finding import Finding, Location
+from fragdoctor.units import listed
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is always smaller than this, because workers send it back."""
@@ -231,6 +234,31 @@ class RankGroup(Struct, frozen=True):
     differences: Sequence[Difference] = ()
     representative: str = ""
     advice: Recommendation | None = None
+
+
+_NUMBERED: Final = re.compile(r"rank (\d+)")
+
+
+def members(labels: Sequence[str], limit: int) -> list[str]:
+    """Return labels with consecutive ranks joined, ``0-4``, ``6``, ``7``; at most ``limit``."""
+    numbers = [int(match[1]) for label in labels if (match := _NUMBERED.fullmatch(label))]
+    # Consecutive numbers have the same distance to their places.
+    by_distance = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    parts: list[str] = []
+    for _, pairs in by_distance:
+        run = [str(n) for _, n in pairs]
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else run
+    parts += [label for label in labels if not _NUMBERED.fullmatch(label)]
+    more = [f"{len(parts) - limit:,} more"] if len(parts) > limit else []
+    return [*parts[:limit], *more]
+
+
+def ranks_text(labels: Sequence[str], limit: int = 4) -> str:
+    """Return the ranks that something applies to: ``rank 5``, ``ranks 0-3, 6 and 8``."""
+    if len(labels) == 1:
+        return labels[0]
+    lead = "ranks " if all(map(_NUMBERED.fullmatch, labels)) else ""
+    return lead + listed(members(labels, limit))
 
 
 class RankRow(Struct, frozen=True):

@@ -6,7 +6,7 @@ reserved is not available to the others, whether it holds tensors or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -61,62 +61,51 @@ class Sharing(Struct, frozen=True):
 
     Attributes:
         gpu, total_bytes: the GPU and its memory as CUDA reports it.
-        headroom_bytes: kept free for spikes, the driver and memory that no figure shows.
-        n_fit: how many processes fit.
-        n_fit_tight: how many fit without headroom.
         n_asked: how many the user asked for, None if not given.
     """
 
     demand: ProcessDemand
     gpu: str
     total_bytes: int
-    headroom_bytes: int
-    n_fit: int
-    n_fit_tight: int
-    n_asked: int | None
-    rows: Sequence[SharingRow]
+    n_asked: int | None = None
     notes: Sequence[str] = ()
 
+    @property
+    def headroom_bytes(self) -> int:
+        """Kept free for spikes, the driver and memory that no figure shows."""
+        return round(HEADROOM_SHARE * self.total_bytes)
 
-def share_gpu(
-    demand: ProcessDemand,
-    *,
-    gpu: str,
-    total_bytes: int,
-    n_asked: int | None = None,
-    notes: Sequence[str] = (),
-) -> Sharing:
-    """Return how many such processes fit on a GPU, and what running one fewer costs and saves."""
-    headroom = round(HEADROOM_SHARE * total_bytes)
-    usable = max(0, total_bytes - headroom)
-    n_fit = _fitting(usable, demand.total_bytes)
-    sharing_of = n_asked or n_fit or 1
-    return Sharing(
-        demand=demand,
-        gpu=gpu,
-        total_bytes=total_bytes,
-        headroom_bytes=headroom,
-        n_fit=n_fit,
-        n_fit_tight=_fitting(total_bytes, demand.total_bytes),
-        n_asked=n_asked,
-        rows=tuple(_rows(demand, usable, n_fit, sharing_of)),
-        notes=tuple(notes),
-    )
+    @property
+    def usable_bytes(self) -> int:
+        """What the processes can share."""
+        return max(0, self.total_bytes - self.headroom_bytes)
 
+    @property
+    def n_fit(self) -> int:
+        """How many processes fit."""
+        return self._fitting(self.usable_bytes)
 
-def _fitting(usable: int, each: int) -> int:
-    return min(_MAX_PROCESSES, usable // max(1, each))
+    @property
+    def n_fit_tight(self) -> int:
+        """How many fit without headroom."""
+        return self._fitting(self.total_bytes)
 
+    def _fitting(self, n_bytes: int) -> int:
+        return min(_MAX_PROCESSES, n_bytes // max(1, self.demand.total_bytes))
 
-def _rows(demand: ProcessDemand, usable: int, n_fit: int, n_whole: int) -> Iterator[SharingRow]:
-    """Yield rows for the numbers around ``n_whole`` and ``n_fit``, largest number first."""
-    top = max(n_whole, n_fit + 1)
-    wanted = {top, top - 1, n_whole, n_whole - 1, n_fit, n_fit - 1}
-    for n in sorted((n for n in wanted if n > 0), reverse=True):
-        used = n * demand.total_bytes
-        yield SharingRow(
-            n=n,
-            used_bytes=used,
-            left_bytes=usable - used,
-            each_bytes=max(0, usable // n - demand.context_bytes),
-        )
+    @property
+    def rows(self) -> Sequence[SharingRow]:
+        """The numbers of processes around those asked for and those that fit, largest first."""
+        usable, one, n_fit = self.usable_bytes, self.demand, self.n_fit
+        whole = self.n_asked or n_fit or 1
+        top = max(whole, n_fit + 1)
+        wanted = {top, top - 1, whole, whole - 1, n_fit, n_fit - 1}
+        return [
+            SharingRow(
+                n=n,
+                used_bytes=n * one.total_bytes,
+                left_bytes=usable - n * one.total_bytes,
+                each_bytes=max(0, usable // n - one.context_bytes),
+            )
+            for n in sorted((n for n in wanted if n > 0), reverse=True)
+        ]

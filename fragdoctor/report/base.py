@@ -70,6 +70,9 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _WITH_SOURCES: Final = ("analyze", "oom", "rehearse")
 """Views that quote the program; the options say where its sources are."""
 
+_WITH_SCRIPT: Final = (*_WITH_SOURCES, "compare", "fleet")
+"""Views whose page has a script: it sorts tables, or lets the reader explore."""
+
 _MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate", "fleet": "job"}
 
 
@@ -106,7 +109,9 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         fill = getattr(module, f"{view}_document", module.document)
         if view in _WITH_SOURCES:
             more["options"] = options
-        if name == "html" and hasattr(module, "page"):
-            return str(module.page(result, **more))
-        return str(writer.render(fill(result, **more), options))
+        document = fill(result, **more)
+        if name == "html" and view in _WITH_SCRIPT:
+            writer = importlib.import_module("fragdoctor.report.page.page")
+            return str(writer.page_of(result, document))
+        return str(writer.render(document, options))
     return str(writer.render(result, options))

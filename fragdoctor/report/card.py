@@ -20,7 +20,7 @@ from fragdoctor.model.prescription import Prescription
 from fragdoctor.model.snapshot import BlockState, Snapshot
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape, text
-from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.document import code, dim, strong
 from fragdoctor.report.views import analyze, prescription
 from fragdoctor.units import format_count, format_size
@@ -55,7 +55,7 @@ def diagnosis_card(diagnosis: Diagnosis) -> str:
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     """Return the page of a diagnosis."""
-    return analyze.page(diagnosis, RenderOptions())
+    return render("analyze", "html", diagnosis, RenderOptions())
 
 
 def snapshot_card(snapshot: Snapshot) -> str:
@@ -76,7 +76,7 @@ def snapshot_card(snapshot: Snapshot) -> str:
         title=name,
         headline=[strong("Memory snapshot"), dim(f"  {name}")],
         brief=[],
-        lead=[doc.Facts(facts)],
+        lead=[doc.facts(*facts)],
         sections=[doc.Section("", blocks), doc.Section("", [advice])],
     )
     return _card(document)

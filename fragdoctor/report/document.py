@@ -61,7 +61,7 @@ class Span(NamedTuple):
     style: Style
 
 
-Content = str | Span | Sequence[str | Span]
+Content = str | Span | Sequence["Content"]
 """The text of a line, a cell or a paragraph."""
 
 
@@ -81,7 +81,7 @@ def spans(content: Content) -> Iterator[tuple[str, Style | None]]:
         yield content.text, content.style
     else:
         for part in content:
-            yield (part, None) if isinstance(part, str) else (part.text, part.style)
+            yield from spans(part)
 
 
 def plain(content: Content) -> str:
@@ -113,9 +113,9 @@ class Column(Struct, frozen=True):
 
     Attributes:
         title: its heading, "" for none.
-        read: a field of each row's value, or a function of that value; without it rows are given
-            as cells. A field's name and type decide its format: ``_bytes`` is a size, an integer
-            a count, a ``Location`` a path; None is a dash.
+        read: a field of each row's value, such as ``rank.peak_bytes``, or a function of that
+            value; without it rows are given as cells. A field's name and type decide its format:
+            ``_bytes`` is a size, an integer a count, a ``Location`` a path; None is a dash.
         kind: ``fit`` and ``right`` columns get the width they need; the others share the rest:
             ``wrap`` breaks into lines at spaces, ``list`` after commas, ``path`` is cut on the
             left and shown as code.
@@ -184,11 +184,21 @@ class Facts(DocumentBlock, frozen=True):
     items: Sequence[tuple[str, Content]]
 
 
+def facts(*items: tuple[str, Content], detail: Detail = Detail.USUAL) -> Facts:
+    """Return labeled values, without labels whose value is empty."""
+    return Facts([(label, said) for label, said in items if plain(said)], detail=detail)
+
+
 class Bullets(DocumentBlock, frozen=True):
     """Sentences of equal importance."""
 
     holds: ClassVar[str] = "items"
     items: Sequence[Content]
+
+
+def bullets(*items: Content) -> Bullets:
+    """Return the sentences that are not empty."""
+    return Bullets([item for item in items if plain(item)])
 
 
 class Code(DocumentBlock, frozen=True):
@@ -265,7 +275,7 @@ def _as_read(column: Column, values: Sequence[Any]) -> Column:
     """Return a column laid out to suit the values that it reads: figures are right-aligned."""
     if column.kind != "fit" or not isinstance(column.read, str):
         return column
-    read = [getattr(value, column.read) for value in values]
+    read = [_field(value, column.read) for value in values]
     if column.read.endswith("_bytes") or any(isinstance(v, int | float) for v in read):
         return replace(column, kind="right")
     return replace(column, kind="path") if any(isinstance(v, Location) for v in read) else column
@@ -275,8 +285,15 @@ def _cell(value: Any, column: Column) -> Cell:
     if not isinstance(column.read, str):
         cell = column.read(value)
     else:
-        cell = written(getattr(value, column.read), column.read)
+        cell = written(_field(value, column.read), column.read)
     return cell if column.style is None or not isinstance(cell, str) else Span(cell, column.style)
+
+
+def _field(value: Any, path: str) -> Any:
+    """Return a field of a value, or a field of its field; None has only fields that are None."""
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
 
 
 def size(n_bytes: float | None) -> str:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Final
 
 from fragdoctor.lazy import regex
+from fragdoctor.model.finding import n_shared
 
 # Unicode 15 categories Cc, Cf, Cs, Co, Zl, Zp, and characters that are invisible according to
 # Default_Ignorable_Code_Point. tests/report/test_escape.py compares with unicodedata.
@@ -170,8 +170,7 @@ def _telling(text: str, others: Sequence[str], width: int, ellipsis: str) -> str
     parts = _SEPARATOR.split(text)
     kept = {len(parts) - 1}
     for other in others:
-        same = zip(reversed(parts), reversed(_SEPARATOR.split(other)), strict=False)
-        n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], same))
+        n_same = n_shared(parts[::-1], _SEPARATOR.split(other)[::-1])
         kept.add(max(0, len(parts) - 1 - n_same))
     head, before = "", -1
     for i in sorted(kept):

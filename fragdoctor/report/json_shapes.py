@@ -39,6 +39,7 @@ from fragdoctor.model.diagnosis import (
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
+from fragdoctor.rules.rule import Rule
 
 Computed = tuple[Any, Callable[[Any], Any]]
 """The type of an additional field, and the function that computes it."""
@@ -193,6 +194,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
     FileJudgement: Shape(
         without=("diagnosis",),
+        properties=("status", "exit_code"),
         computed={
             "verdict": (Verdict | None, lambda f: f.diagnosis and f.diagnosis.verdict),
             "error": (ErrorFacts | None, lambda f: f.error and ErrorFacts(
@@ -271,10 +273,13 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ),
     ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
-    gpu_sharing.Sharing: Shape(computed=_VERSION),
+    gpu_sharing.Sharing: Shape(
+        properties=("headroom_bytes", "n_fit", "n_fit_tight", "rows"), computed=_VERSION
+    ),
     gpu_sharing.ProcessDemand: Shape(properties=("total_bytes",)),
     gpu_sharing.SharingRow: Shape(properties=("fits",)),
     Explanation: Shape(computed=_VERSION),
+    Rule: Shape(only=("code", "severity"), properties=("name", "summary", "text")),
 }  # fmt: skip
 
 SHAPES: Final[Mapping[type, Shape]] = MappingProxyType(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from fragdoctor.gate.budgets import Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.diagnosis import NO_PROBLEM, Diagnosis
-from fragdoctor.model.finding import MAX_LINE, Finding, Location, Severity
+from fragdoctor.model.finding import MAX_LINE, Location, Severity
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.source_files import MAX_PATH, file_of, relative
 from fragdoctor.report.words import shortened, verdict_title
@@ -52,9 +52,7 @@ def place_of(location: Location, look: RenderOptions) -> ResultPlace:
     line = location.line if 0 < location.line < MAX_LINE else None
     path = relative(location.filename or "unknown", look)
     place = ResultPlace(path, line, location.function[:MAX_PATH])
-    if place.is_relative or not look.source_root:
-        return place
-    found = file_of(location, look.source_root)
+    found = None if place.is_relative else file_of(location, look)
     return place if found is None else replace(place, path=found)
 
 
@@ -121,30 +119,17 @@ def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Resul
     every = chain.from_iterable(_of_file(judgement, look) for judgement in report.files)
     yield from islice(every, MAX_RESULTS)
     for name in report.unjudged:
-        yield Result(
-            code="unjudged",
-            message=f"--{name} could not be judged in any of the files.",
-            level=Severity.ERROR,
-            place=ResultPlace("."),
-            source="",
-            fingerprint=f"un-{name}",
-        )
+        text = f"--{name} could not be judged in any of the files."
+        yield _of(Reason("unjudged", text, fingerprint=f"un-{name}"), ".", look)
 
 
 def _of_file(judgement: FileJudgement, look: RenderOptions) -> Iterator[Result]:
-    if judgement.error is not None:
-        yield Result(
-            code="unreadable",
-            message=shortened(f"{judgement.error} {judgement.error.hint}".strip()),
-            level=Severity.ERROR,
-            place=place_of_input(judgement.name, look),
-            source=judgement.name,
-            fingerprint=f"unreadable-{judgement.error.code}",
-        )
-    for reason in judgement.reasons:
-        yield _of(reason, reason.text, judgement.name, look)
-    for finding in judgement.warnings:
-        yield _of(finding, finding.message, judgement.name, look)
+    reasons = [*judgement.reasons, *map(Reason.of, judgement.warnings)]
+    if (error := judgement.error) is not None:
+        text = f"{error} {error.hint}".strip()
+        reasons.append(Reason("unreadable", text, fingerprint=f"unreadable-{error.code}"))
+    for reason in reasons:
+        yield _of(reason, judgement.name, look)
 
 
 def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[Result]:
@@ -152,7 +137,7 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
     source = diagnosis.case.sources[0] if diagnosis.case.sources else "-"
     findings = [f for f in diagnosis.findings if f.severity >= Severity.WARNING][:MAX_RESULTS]
     for finding in findings:
-        yield _of(finding, finding.message, source, look)
+        yield _of(Reason.of(finding), source, look)
     verdict = diagnosis.verdict
     has_error = any(f.severity is Severity.ERROR for f in findings)
     if not has_error and verdict.cause not in NO_PROBLEM:
@@ -161,18 +146,18 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
         stack = () if diagnosis.failure is None else diagnosis.failure.stack
         name = f"verdict-{verdict.cause.value}"
         reason = Reason("verdict", text, locations=stack, fingerprint=name)
-        yield _of(reason, text, source, look)
+        yield _of(reason, source, look)
 
 
-def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions) -> Result:
-    stack = tuple(place_of(x, look) for x in found.locations)
+def _of(reason: Reason, source: str, look: RenderOptions) -> Result:
+    stack = tuple(place_of(x, look) for x in reason.locations)
     return Result(
-        code=found.code,
-        message=shortened(message),
-        level=found.severity,
+        code=reason.code,
+        message=shortened(reason.text),
+        level=reason.severity,
         place=stack[0] if stack else place_of_input(source, look),
         source=source,
-        fingerprint=found.fingerprint or found.code,
+        fingerprint=reason.fingerprint or reason.code,
         stack=stack,
     )
 

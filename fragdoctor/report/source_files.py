@@ -13,8 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
-from msgspec.structs import replace
-
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions
 
@@ -36,27 +34,21 @@ def relative(path: str, look: RenderOptions) -> str:
     return clean.removeprefix("./") or "unknown"
 
 
-def source_line(location: Location, root: str) -> str:
-    """Return ``train.py:143: loss.backward()``, or "" if the file is not available."""
-    quoted = source_text(location, root)
-    return f"{location.at}: {quoted}" if quoted else ""
-
-
-def source_text(location: Location, root: str) -> str:
+def source_text(location: Location, look: RenderOptions) -> str:
     """Return the source of a line without its indentation, or "" if the file is not available.
 
-    The path comes from an input, so only Python files below ``root`` are opened, and a line is
+    The path comes from an input, so only Python files below the root are opened, and a line is
     quoted only if it really is inside the function that the input names.
     """
-    for _, text in _files(location, root):
+    for _, text in _files(location, look):
         return text.splitlines()[location.line - 1].strip()[:MAX_QUOTED]
     return ""
 
 
-def file_of(location: Location, root: str) -> str | None:
-    """Return the file below ``root`` that holds a line, relative to ``root``, or None."""
-    for path, _ in _files(location, root):
-        return path.relative_to(root).as_posix()
+def file_of(location: Location, look: RenderOptions) -> str | None:
+    """Return the file below the root that holds a line, relative to the root, or None."""
+    for path, _ in _files(location, look):
+        return path.relative_to(look.source_root).as_posix()
     return None
 
 
@@ -67,8 +59,7 @@ def links_to(locations: Iterable[Location], look: RenderOptions) -> dict[str, st
     """
     found: dict[str, set[str]] = {}
     for location in dict.fromkeys(locations) if look.link else ():
-        here = replace(location, filename=relative(location.filename, look))
-        place = file_of(here, look.source_root)
+        place = file_of(location, look)
         if place is not None:
             path = quote(str(Path(look.source_root, place)))
             target = look.link.format(path=path, line=location.line)
@@ -76,11 +67,12 @@ def links_to(locations: Iterable[Location], look: RenderOptions) -> dict[str, st
     return {name: min(targets) for name, targets in found.items() if len(targets) == 1}
 
 
-def _files(location: Location, root: str) -> Iterator[tuple[Path, str]]:
+def _files(location: Location, look: RenderOptions) -> Iterator[tuple[Path, str]]:
     """Yield the files below the root that have the line in the named function, and their text."""
+    root = look.source_root
     if not root or location.line < 1:
         return
-    for path in _candidates(location.filename, root):
+    for path in _candidates(relative(location.filename, look), root):
         text = _read(path, Path(root).resolve())
         if text is not None and location.line <= len(text.splitlines()) and _holds(text, location):
             yield path, text

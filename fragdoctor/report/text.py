@@ -73,8 +73,7 @@ def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: 
 
 
 def _listing(page: Page, block: doc.Listing, indent: int) -> None:
-    is_full = page.options.verbosity is Verbosity.FULL
-    shown = block.items if is_full else block.items[: block.shown]
+    shown = block.items[: _limit(page, block)]
     width = max((len(item.label) for item in shown), default=0) + 1
     for i, item in enumerate(shown):
         if i and block.is_airy:
@@ -89,15 +88,18 @@ def _listing(page: Page, block: doc.Listing, indent: int) -> None:
 
 
 def _table(page: Page, block: doc.Table, indent: int) -> None:
-    is_full = page.options.verbosity is Verbosity.FULL
-    shown = block.rows if is_full else block.rows[: block.shown]
+    shown = block.rows[: _limit(page, block)]
     page.table(block.columns, shown, indent=max(indent, INDENT))
     _more(page, len(block.rows) - len(shown), indent)
-    if block.n_left_out and is_full:
-        count = format_count(block.n_left_out)
-        page.paragraph(doc.dim(f"{count} more with --format json"), indent=indent)
+    if page.options.verbosity is Verbosity.FULL:
+        _more(page, block.n_left_out, indent, "--format json")
 
 
-def _more(page: Page, n: int, indent: int) -> None:
+def _limit(page: Page, block: doc.Listing | doc.Table) -> int | None:
+    """Return how many rows or items a report shows; None for all."""
+    return None if page.options.verbosity is Verbosity.FULL else block.shown
+
+
+def _more(page: Page, n: int, indent: int, where: str = "--full") -> None:
     if n > 0:
-        page.paragraph(doc.dim(f"{format_count(n)} more with --full"), indent=indent)
+        page.paragraph(doc.dim(f"{format_count(n)} more with {where}"), indent=indent)

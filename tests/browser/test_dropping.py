@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from served import served
 
-from fragdoctor.cli.dropped import opened
-from fragdoctor.cli.pages import Shown
+from fragdoctor.cli.pages import Shown, opened
 from fragdoctor.cli.view import Viewer
 from fragdoctor.model.case import Overrides
 from fragdoctor.report.page.page import render_drop_page

@@ -42,7 +42,7 @@ def test_values_become_what_the_command_line_would_say(tmp_path: Path) -> None:
         "select = ['FD1', 'FD2']\ntolerance = 0.5\n",
     )
 
-    values = read_config(path, KNOWN).values
+    values = read_config(path, KNOWN)
 
     assert values == {
         "max-peak": "70GiB",

@@ -12,9 +12,8 @@ from urllib.parse import quote
 import pytest
 from served import served
 
-from fragdoctor.cli import dropped
-from fragdoctor.cli.dropped import MAX_FILES, Sent, announced, opened
-from fragdoctor.cli.pages import Shown
+from fragdoctor.cli import pages
+from fragdoctor.cli.pages import MAX_FILES, Sent, Shown, announced, opened
 from fragdoctor.cli.view import HOST, MAX_OPENED, Viewer
 from fragdoctor.model.case import Overrides
 from fragdoctor.report.page.page import render_drop_page
@@ -127,5 +126,5 @@ def test_names_lose_their_folders() -> None:
     told = quote(json.dumps([["../a\\b/c.txt", 1], ["..", 2], ["", 3], ["x" * 999, 4]]))
 
     assert announced(told) == [Sent("c.txt", 1), Sent("file", 2), Sent("file", 3),
-                               Sent("x" * dropped.MAX_NAME, 4)]  # fmt: skip
+                               Sent("x" * pages.MAX_NAME, 4)]  # fmt: skip
     assert MAX_FILES >= 64

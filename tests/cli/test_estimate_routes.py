@@ -9,7 +9,7 @@ import pytest
 from command_line import Run
 
 from fragdoctor.cli.commands import whole_group
-from fragdoctor.cli.estimate_routes import NEEDS, PARAMETERS, Route, flag_of, refuse_unused, used
+from fragdoctor.cli.estimate_options import NEEDS, PARAMETERS, Route, flag_of, refuse_unused, used
 from fragdoctor.errors import ConfigError
 from fragdoctor.rehearsal.sweep import Sweep
 

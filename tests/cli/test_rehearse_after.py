@@ -15,9 +15,9 @@ from command_line import Run
 from msgspec.structs import replace
 from rehearsal_stage import Stage
 
-from fragdoctor.cli import rehearse_after
+from fragdoctor.cli import rehearse
 from fragdoctor.cli import run as run_verb
-from fragdoctor.cli.rehearse_after import follow, program_of
+from fragdoctor.cli.rehearse import follow, program_of
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs import cases
@@ -134,7 +134,7 @@ def test_command_of_a_bundle_is_rehearsed_where_it_was_run(
     def follow(*_: object) -> None:
         raise ConfigError(f"in {Path.cwd()}")
 
-    monkeypatch.setattr(rehearse_after, "follow", follow)
+    monkeypatch.setattr(rehearse, "follow", follow)
     done = run("analyze", str(bundle), "--rehearse")
 
     assert f"in {home if is_there else here}" in done.err
@@ -204,7 +204,7 @@ def test_outcome_of_the_settings_is_said_after_a_failure(
     settled = replace(refused, predicted=replace(refused.predicted, outlook=outlook))
     continued = replace(found, recommendations=[], rejected=[settled])
     prescription = Prescription("train.py", "", 1, 2, False, [], [])
-    monkeypatch.setattr(rehearse_after, "follow", lambda *_: (continued, prescription))
+    monkeypatch.setattr(rehearse, "follow", lambda *_: (continued, prescription))
     monkeypatch.setattr(cases, "read_bundle", lambda _: case)
 
     run_verb._follow(Path("oom1"), found, ["train.py"], "30s", RenderOptions())

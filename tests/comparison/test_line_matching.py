@@ -4,12 +4,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fragdoctor.comparison.line_matching import (
+from fragdoctor.comparison.lines import (
+    LineUse,
     align,
     match_files,
     match_lines,
 )
-from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.finding import Location, n_shared, path_parts
 
 FILE = "/home/a/proj/train.py"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from runs import Ask, case, columns_of
 
-from fragdoctor.comparison import line_uses
+from fragdoctor.comparison import lines
 from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.comparison.compared_run import read_device
 from fragdoctor.trace.trace import Trace
@@ -40,7 +40,7 @@ def test_all_lines_add_up_to_the_peak() -> None:
 
 
 def test_smallest_lines_are_summed_up_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_uses, "MAX_LINES", 1)
+    monkeypatch.setattr(lines, "MAX_LINES", 1)
 
     comparison = compare_cases([("a", case(*ASKS)), ("b", case(*ASKS, Ask(70, 14)))])
 

@@ -13,14 +13,14 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.gpu_sharing import (
     HEADROOM_SHARE,
     ProcessDemand,
-    share_gpu,
+    Sharing,
 )
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, gpu_of
 from fragdoctor.units import GIB, MIB
 
 
 def shared_by(per_process, total, **more):
-    return share_gpu(ProcessDemand(per_process, 0, "", ""), gpu="", total_bytes=total, **more)
+    return Sharing(ProcessDemand(per_process, 0, "", ""), gpu="", total_bytes=total, **more)
 
 
 def test_four_trials_of_six_gib_do_not_fit_on_24_with_their_contexts():

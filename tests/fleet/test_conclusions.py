@@ -195,8 +195,8 @@ def test_halves_of_equal_size_differ_and_neither_is_odd() -> None:
 
     assert result.odd == ()
     assert result.verdict.summary.endswith(
-        "Two groups of equal size differ, and neither is odd: ranks 4, 5, 6 and 7 against ranks 0, "
-        "1, 2 and 3: 400.00 MiB more at train.py:10 in f10 (500.00 MiB against 100.00 MiB)."
+        "Two groups of equal size differ, and neither is odd: ranks 4-7 against ranks 0-3: 400.00 "
+        "MiB more at train.py:10 in f10 (500.00 MiB against 100.00 MiB)."
     )
 
 

@@ -7,13 +7,12 @@ from msgspec.structs import replace
 from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.gate.budgets import Budgets
 from fragdoctor.gate.judgement import (
+    FileJudgement,
     Gate,
     GateStatus,
     judge,
     new_baseline,
-    nothing_found,
     report,
-    unreadable,
 )
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Severity
@@ -110,8 +109,8 @@ def test_file_that_the_baseline_lacks_is_judged_as_without_one() -> None:
 
 def test_exit_code_is_the_worst_of_all_files() -> None:
     fine, failed = judge("a", diagnoses.healthy(), Gate()), judge("b", with_error(), Gate())
-    broken = unreadable("c", InputError("c is empty."))
-    hostile = unreadable("d", RefusedSnapshot("d holds a global."))
+    broken = FileJudgement("c", error=InputError("c is empty."))
+    hostile = FileJudgement("d", error=RefusedSnapshot("d holds a global."))
 
     assert report([fine], Gate()).exit_code == 0
     assert report([fine, failed], Gate()).exit_code == 1
@@ -133,4 +132,7 @@ def test_budget_that_no_input_can_answer_does_not_pass() -> None:
 
 
 def test_text_without_a_failure_passes() -> None:
-    assert nothing_found("train.log").exit_code == 0
+    quiet = FileJudgement("train.log", remark="nothing in it", is_judged=False)
+
+    assert (quiet.status, quiet.exit_code) == (GateStatus.OK, 0)
+    assert report([quiet], Gate()).exit_code == 2  # but a gate does not pass on nothing

@@ -13,9 +13,9 @@ from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.fleet import DifferenceKind, FleetReport, SourceLine
+from fragdoctor.model.fleet import DifferenceKind, FleetReport, SourceLine, members, ranks_text
 from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, render
-from fragdoctor.report.views.job import advice_of, members_text
+from fragdoctor.report.views.job import advice_of
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>\u202e|`x`{{7*7}}\n## head"
 
@@ -120,9 +120,9 @@ def test_schema_lists_each_cause_and_kind_of_difference() -> None:
 
 
 def test_members_are_joined_in_runs() -> None:
-    assert members_text([f"rank {i}" for i in (0, 1, 2, 5, 7, 8)]) == "0-2, 5, 7, 8"
-    assert members_text(["host a rank 0"]) == "host a rank 0"
-    assert members_text([f"rank {2 * i}" for i in range(20)], limit=2) == "0, 2, 18 more"
+    assert ranks_text([f"rank {i}" for i in (0, 1, 2, 5, 7)]) == "ranks 0-2, 5 and 7"
+    assert ranks_text(["host a rank 0"]) == "host a rank 0"
+    assert members([f"rank {2 * i}" for i in range(20)], 2) == ["0", "2", "18 more"]
 
 
 def test_advice_of_alike_failures_is_given_once() -> None:

@@ -12,6 +12,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -155,18 +156,8 @@ class PageStacks:
         self._snapshot = snapshot
         self._stacks = stacks
         self._tables = tables
-        self._known: dict[int, int] = {-1: -1}
-        self._frames: dict[int, int] = {}
-
-    def page_stack(self, stack_id: int) -> int:
-        """Return the page's id of a stack of the snapshot, or -1 if none was recorded.
-
-        When the tables fill up, stacks keep only the user's line, then only a remark.
-        """
-        known = self._known.get(stack_id)
-        if known is None:
-            known = self._known[stack_id] = self._translate(stack_id)
-        return known
+        self.page_stack = cache(self._translate)
+        self._frame = cache(self._translate_frame)
 
     def page_stacks(self, stacks: npt.NDArray[Any], n_bytes: I64) -> I64:
         """Return the page's ids of the stacks of blocks.
@@ -182,6 +173,12 @@ class PageStacks:
         return page_ids.take(stacks + 1)
 
     def _translate(self, stack_id: int) -> int:
+        """Return the page's id of a stack of the snapshot, or -1 if none was recorded.
+
+        When the tables fill up, stacks keep only the user's line, then only a remark.
+        """
+        if stack_id < 0:
+            return -1
         offsets = self._snapshot.stacks.offsets
         low, high = int(offsets[stack_id]), int(offsets[stack_id + 1])
         if low == high:
@@ -194,17 +191,14 @@ class PageStacks:
             ids = [user if user >= 0 else ids[0]]
         return self._tables.stack([self._frame(i) for i in ids])
 
-    def _frame(self, frame_id: int) -> int:
-        known = self._frames.get(frame_id)
-        if known is None:
-            table = self._snapshot.frames
-            known = self._frames[frame_id] = self._tables.frame(
-                self._text(int(table.filename[frame_id])),
-                int(table.line[frame_id]),
-                self._text(int(table.name[frame_id])),
-                is_library=bool(self._stacks.classes[frame_id] != USER),
-            )
-        return known
+    def _translate_frame(self, frame_id: int) -> int:
+        table = self._snapshot.frames
+        return self._tables.frame(
+            self._text(int(table.filename[frame_id])),
+            int(table.line[frame_id]),
+            self._text(int(table.name[frame_id])),
+            is_library=bool(self._stacks.classes[frame_id] != USER),
+        )
 
     def _text(self, string_id: int) -> str:
         return "" if string_id < 0 else self._snapshot.strings[string_id]

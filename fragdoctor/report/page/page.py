@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from markupsafe import Markup
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -16,19 +17,107 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.census import Census
-from fragdoctor.model.comparison import RunSide
+from fragdoctor.model.comparison import Comparison, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
+from fragdoctor.model.rehearsal import RehearsalResult
 from fragdoctor.report import escape, html
 from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
-from fragdoctor.report.markup import ours, tag
+from fragdoctor.report.markup import Child, ours, tag
 from fragdoctor.report.page.blob import Sink
-from fragdoctor.report.page.elements import WITHOUT_GRAPHICS, device_switch, drop_area, explorer
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
 from fragdoctor.report.views.advice import VARIABLE, promise_of
 from fragdoctor.trace.lives import Lives
 from fragdoctor.units import format_size
+
+WITHOUT_GRAPHICS: Final = (
+    tag(
+        "noscript",
+        tag(
+            "p",
+            "The graphics need JavaScript; every figure is in the tables as well.",
+            class_="none",
+        ),
+    ),
+    tag(
+        "p",
+        "The graphics could not be drawn in this browser; every figure is in the tables as well.",
+        class_="none",
+        id="trouble",
+        hidden=True,
+    ),
+)
+"""What is said where no script runs."""
+
+
+def explorer(graphics: Mapping[str, str]) -> Markup:
+    """Return the place of all graphics; ``graphics`` says for each what stands there without it."""
+
+    def graphic(name: str) -> Child:
+        return (
+            tag("div", class_="graphic", id=f"{name}-graphic", hidden=True),
+            tag("p", graphics[name], class_="none", id=f"{name}-none", hidden=True),
+        )
+
+    def titled(title: str, name: str, note: str = "") -> Child:
+        unit = [" ", tag("span", note, class_="unit")] if note else None
+        return [tag("h3", title, unit), graphic(name)]
+
+    unit = tag("span", class_="unit", id="timeline-unit")
+    controls = tag(
+        "div", class_="controls", id="explorer-bar", role="group", aria_label="Explorer controls"
+    )
+    panel = tag(
+        "aside",
+        class_="panel",
+        id="explorer-panel",
+        aria_label="What is held, and the chosen block",
+    )
+    note = "the same requests replayed under other settings"
+    return tag(
+        "section",
+        tag("div", tag("h2", "Explorer ", unit), controls, class_="head"),
+        tag("div", tag("div", graphic("timeline")), panel, class_="stage"),
+        titled("What if", "whatif", note) if "whatif" in graphics else None,
+        tag(
+            "div",
+            tag("div", titled("Segments", "map")),
+            tag("div", titled("Events", "events")),
+            class_="stage",
+        ),
+        titled("Who holds it", "icicle"),
+        titled("Blocks", "blocks"),
+        id="explorer",
+        class_="explorer",
+    )
+
+
+def device_switch(labels: Mapping[str, str]) -> Markup:
+    """Return the buttons that choose what the explorer shows."""
+    buttons = [
+        tag("button", label, type="button", data_show=key, aria_pressed="false")
+        for key, label in labels.items()
+    ]
+    return tag(
+        "div", buttons, class_="switch js", id="devices", role="group", aria_label="What is shown"
+    )
+
+
+def drop_area() -> Markup:
+    """Return the place that takes files and pasted messages."""
+    files = tag("input", type="file", id="files", multiple=True, hidden=True)
+    return tag(
+        "section",
+        tag("p", tag("strong", "Drop files here"), ", or paste a message."),
+        tag("p", tag("button", "Choose files", type="button", id="choose"), files),
+        tag("p", id="state", class_="none", role="status"),
+        id="drop",
+        class_="drop",
+        tabindex=0,
+        aria_label="Drop files here",
+    )
+
 
 TIMELINE_BUDGET: Final = 1_500_000
 """The most compressed bytes of all timelines; base64 makes them 1.33 times as large in the file."""
@@ -251,6 +340,18 @@ COMPARED_GRAPHICS: Final = {
     **dict.fromkeys(("timeline", "map", "icicle"), "This run has nothing to draw here."),
     **{name: said for name, said in WITHOUT_TRACE.items() if name != "whatif"},
 }
+
+
+def page_of(result: Any, document: ReportDocument) -> str:
+    """Return the page of a command's result: the explorer if it has one, else tables that sort."""
+    match result:
+        case Diagnosis():
+            return render_page(result, document)
+        case RehearsalResult():
+            return render_page(result.diagnosis, document)
+        case Comparison():
+            return render_compared_page(result.runs, document)
+    return render_reading_page(document)
 
 
 def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool = False) -> str:

@@ -229,10 +229,7 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
 
 
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
-    return [
-        *(doc.Span(text, style) if style else text for text, style in doc.spans(_label(advice))),
-        doc.dim(f" ({outcome})" if outcome else ""),
-    ]
+    return [_label(advice), doc.dim(f" ({outcome})" if outcome else "")]
 
 
 def _label(advice: Recommendation) -> doc.Content:
@@ -332,18 +329,17 @@ def _reason(rejected: Recommendation) -> str:
 def _item(one: Recommendation) -> doc.ListItem:
     is_tested = one.predicted.method != "none"
     saves = f"up to {format_size(one.saves_bytes)} (not replayed)" if one.saves_bytes else ""
-    facts: list[tuple[str, doc.Content]] = [
-        ("Why", one.why),
-        ("Predicted", words.predicted_text(one.predicted)),
-        ("Saves", "" if is_tested else saves),
-        *(("At", doc.code(doc.location_text(place))) for place in one.locations[:1]),
-        ("Cost", one.cost),
-        *(("Caveat", caveat) for caveat in one.caveats),
-    ]
     blocks = (
         doc.Code([command(one.setting)]),
         doc.Paragraph(doc.code(one.change)),
-        doc.Facts([(label, content) for label, content in facts if content]),
+        doc.facts(
+            ("Why", one.why),
+            ("Predicted", words.predicted_text(one.predicted)),
+            ("Saves", "" if is_tested else saves),
+            *(("At", doc.code(doc.location_text(place))) for place in one.locations[:1]),
+            ("Cost", one.cost),
+            *(("Caveat", caveat) for caveat in one.caveats),
+        ),
     )
     head = [doc.strong(one.title), doc.dim(f"  ({one.confidence})")]
     return doc.ListItem(head, [b for b in blocks if not b.is_empty], f"{one.rank}.")

@@ -20,13 +20,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.source_files import (
-    MAX_QUOTED,
-    links_to,
-    relative,
-    source_line,
-    source_text,
-)
+from fragdoctor.report.source_files import MAX_QUOTED, links_to, relative, source_text
 from fragdoctor.report.views import advice, device_memory, holders, log_story, modules
 from fragdoctor.units import format_share, format_size, plural
 
@@ -109,8 +103,8 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return corrected claims, facts about the inputs, and the rules that could not run."""
     has_replay = diagnosis.fidelity.share is not None or diagnosis.case.snapshot is not None
     fidelity = words.fidelity_text(diagnosis.fidelity) if has_replay else ""
-    notes = [*diagnosis.notes, *diagnosis.replay_notes, *([fidelity] if fidelity else [])]
-    about = (doc.Bullets(notes), doc.Facts(_facts(diagnosis)))
+    notes = doc.bullets(*diagnosis.notes, *diagnosis.replay_notes, fidelity)
+    about = (notes, doc.facts(*_facts(diagnosis)))
     skipped = doc.tabled(
         diagnosis.skipped,
         doc.Column("", "code"),
@@ -138,32 +132,31 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
         return facts
     facts += file_facts(snapshot.provenance)
     for device, analysis in sorted(diagnosis.analyses.items()):
-        segments, blocks = (
+        held = (
+            plural(analysis.n_events, "event"),
             plural(analysis.n_segments, "segment"),
             plural(analysis.n_blocks, "block"),
+            f"{format_share(analysis.capture.has_stacks, 1)} with a stack",
         )
-        stacks = format_share(analysis.capture.has_stacks, 1)
-        events = plural(analysis.n_events, "event")
-        facts.append((f"GPU {device}", f"{events}, {segments}, {blocks}, {stacks} with a stack"))
+        facts.append((f"GPU {device}", ", ".join(held)))
     return [*facts, *setting_facts(snapshot.settings)]
 
 
 def file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
-    """Return what a file is, and what wrote it."""
+    """Return what a file is, and what wrote it; "" for what is not known."""
     how = [p.container, p.compression, f"protocol {p.protocol}" if p.protocol >= 0 else ""]
-    facts: list[tuple[str, doc.Content]] = [("File", ", ".join(t for t in how if t))]
-    if p.n_bytes:
-        unpacked = " after decompression" if p.compression else ""
-        facts.append(("Size", f"{format_size(p.n_bytes)}{unpacked}"))
-    if p.version_low or p.version_high:
-        low, high = p.version_low or "the first", p.version_high or "today"
-        facts.append(("Written by", f"PyTorch between {low} and {high}, judged by its keys"))
-    unknown = [*p.unknown_keys, *p.unknown_values][:_MAX_OTHER]
-    if unknown:
-        facts.append(("Not understood", ", ".join(unknown)))
-    if p.n_replaced_strings:
-        facts.append(("Repaired", plural(p.n_replaced_strings, "string with broken characters")))
-    return facts
+    unpacked = " after decompression" if p.compression else ""
+    low, high = p.version_low or "the first", p.version_high or "today"
+    is_dated = p.version_low or p.version_high
+    broken = plural(p.n_replaced_strings, "string with broken characters")
+    return [
+        ("File", ", ".join(t for t in how if t)),
+        ("Size", f"{format_size(p.n_bytes)}{unpacked}" if p.n_bytes else ""),
+        ("Written by",
+         f"PyTorch between {low} and {high}, judged by its keys" if is_dated else ""),
+        ("Not understood", ", ".join([*p.unknown_keys, *p.unknown_values][:_MAX_OTHER])),
+        ("Repaired", broken if p.n_replaced_strings else ""),
+    ]  # fmt: skip
 
 
 def setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
@@ -230,7 +223,7 @@ def document(
     failure: list[doc.DocumentBlock] = []
     if failed:
         line = _line_that_asked(diagnosis, options)
-        failure = [doc.Code([line] if line else [], is_quoted=True), doc.Paragraph(headline)]
+        failure = [doc.Code([line], is_quoted=True), doc.Paragraph(headline)]
         headline = doc.Span(failed, Style.BAD)
     return doc.ReportDocument(
         title=words.verdict_name(verdict),
@@ -266,37 +259,27 @@ def _lines_named(diagnosis: Diagnosis) -> Iterator[Location]:
         yield from one.locations
 
 
-def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page  # noqa: PLC0415 - numpy
-
-    return render_page(diagnosis, document(diagnosis, options))
-
-
 def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return the source of the line whose request failed, ``52 | x = f(y)``, or "" if unknown."""
     failure = diagnosis.failure
     place = None if failure is None else failure.location or failure.backward_of
     if failure is None or place is None:
         return ""
-    here = replace(place, filename=relative(place.filename, options))
     recorded = failure.source_text or _recorded_line(diagnosis, place)
-    text = source_text(here, options.source_root)
+    text = source_text(place, options)
     if recorded not in text:  # the file has changed since, or is another program's
         text = recorded
     return f"{place.line} | {text}" if text else ""
 
 
 def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
+    """Return the source of the line to change, ``train.py:143: loss.backward()``, or ""."""
     first = next(iter(diagnosis.recommendations), None)
     if first is None or first.setting or not first.locations:
         return ""
-    location = first.locations[0]
-    here = replace(location, filename=relative(location.filename, options))
-    recorded = _recorded_line(diagnosis, location)
-    return source_line(here, options.source_root) or (
-        f"{location.at}: {recorded}" if recorded else ""
-    )
+    place = first.locations[0]
+    text = source_text(place, options) or _recorded_line(diagnosis, place)
+    return f"{place.at}: {text}" if text else ""
 
 
 def _recorded_line(diagnosis: Diagnosis, place: Location) -> str:
@@ -334,19 +317,17 @@ def _what_it_is(
     outlook = verdict.outlook
     is_cut_off = outlook is not None and outlook.basis is OutlookBasis.LOWER_BOUND
     is_cut_off = is_cut_off and not is_rehearsed
-    facts = (
-        ("Also possible", words.also_text(verdict)),
-        ("To be sure", settled_by),
-        ("To learn more", _REHEARSE if is_cut_off else ""),
-    )
-    to_copy = _rehearsal_of(diagnosis, options) if is_cut_off else ()
-    further = (("To be sure", verdict.settled_by if not settled_by else ""),)
+    further = "" if settled_by else verdict.settled_by
     return [
         doc.Gap(),
         doc.Paragraph(verdict.summary),
-        doc.Facts([(label, text) for label, text in facts if text]),
-        doc.Code(to_copy),
-        doc.Facts([(label, text) for label, text in further if text], detail=doc.Detail.FULL),
+        doc.facts(
+            ("Also possible", words.also_text(verdict)),
+            ("To be sure", settled_by),
+            ("To learn more", _REHEARSE if is_cut_off else ""),
+        ),
+        doc.Code(_rehearsal_of(diagnosis, options) if is_cut_off else ()),
+        doc.facts(("To be sure", further), detail=doc.Detail.FULL),
     ]
 
 

@@ -68,13 +68,6 @@ def document(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> doc
     )
 
 
-def page(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> str:
-    """Return the document as a page; two runs with their analyses share an explorer."""
-    from fragdoctor.report.page.page import render_compared_page  # noqa: PLC0415 - numpy
-
-    return render_compared_page(comparison.runs, document(comparison, judged))
-
-
 def _runs(comparison: Comparison) -> doc.Section:
     runs = comparison.runs[:MAX_RUNS]
     table = doc.tabled(

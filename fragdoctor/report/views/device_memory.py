@@ -353,7 +353,7 @@ def _points(strip: TimelineStrip) -> doc.Table:
     return doc.tabled(
         strip.points,
         doc.Column("moment", "what"),
-        doc.Column("after event", lambda p: format_count(p.event), "right"),
+        doc.Column("after event", "event"),
         doc.Column("allocated", "allocated_bytes"),
         doc.Column("active", "active_bytes", from_width=100),
         doc.Column("reserved", "reserved_bytes"),

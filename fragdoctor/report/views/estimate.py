@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -11,19 +11,22 @@ from msgspec.structs import replace
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     MOST_GPUS,
+    Combination,
+    Doubt,
     Estimate,
     Fit,
     FitState,
     Item,
     KnownModel,
     PhaseName,
+    Plan,
+    state_on,
 )
+from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UsedEntry
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, dim, strong
-from fragdoctor.report.views import what_fits
-from fragdoctor.report.views.recipes import recipe_lead, recipe_sections
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_count, format_share, format_size, plural
 
 PHASES: Final = {phase: phase.value.replace("_", " ") for phase in PhaseName}
 _GPU_LEGEND: Final = (
@@ -35,7 +38,7 @@ _GPU_LEGEND: Final = (
 
 def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
     """Return the document of an estimate; ``explain`` adds the formulas to the short report."""
-    tone = what_fits.TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
+    tone = TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
     if estimate.serving is not None and not estimate.serving.sequences:
         tone = Style.BAD
     answer = summary(estimate)
@@ -46,8 +49,8 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
         brief=[answer],
         lead=[doc.Paragraph(_workload_text(estimate)), *recipe_lead(estimate.recipe)],
         sections=[
-            what_fits.plans_section(estimate),
-            what_fits.server_section(estimate),
+            plans_section(estimate),
+            server_section(estimate),
             *_on_one_gpu(estimate),
             *recipe_sections(estimate.recipe),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
@@ -87,7 +90,7 @@ def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
     table = doc.tabled(
         models,
         doc.Column("name", "name"),
-        doc.Column("parameters", lambda m: format_count(m.n_parameters), "right"),
+        doc.Column("parameters", "n_parameters"),
         doc.Column("or by its repository", "hub", "wrap"),
     )
     note, example = "shapes only; nothing is downloaded", "fragdoctor estimate llama-3.1-8b"
@@ -104,9 +107,7 @@ def summary(estimate: Estimate) -> str:
     else:
         where = f"; the peak is in the {PHASES[footprint.peak.name]}"
         where = "" if estimate.workload.inference else where
-        said = [
-            f"Needs {what_fits.bounds_text(estimate)} on a GPU, CUDA context not counted{where}."
-        ]
+        said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted{where}."]
     assumed = _assumed(estimate.workload, is_planned=estimate.plans is not None)
     if served := _served(estimate):
         said = [*served, "One batch alone:", said[0][0].lower() + said[0][1:], *said[1:]]
@@ -147,7 +148,7 @@ def _served(estimate: Estimate) -> list[str]:
 
 def _one(estimate: Estimate, fit: Fit) -> str:
     usable = f"{format_size(fit.gpu.usable_bytes)} usable"
-    needs = f"needs {what_fits.bounds_text(estimate)} of {usable}"
+    needs = f"needs {bounds_text(estimate)} of {usable}"
     if fit.state is FitState.FITS:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
@@ -163,7 +164,7 @@ def _decisive(estimate: Estimate, fit: Fit) -> str:
     """Return the doubts without which the run would fit, if an option settles them."""
     room = fit.gpu.usable_bytes - estimate.footprint.needs_high_bytes
     found = [d for d in estimate.footprint.doubts if d.option and room + d.n_bytes >= 0]
-    return "".join(f" What decides: {what_fits.reason_of(doubt)}." for doubt in found)
+    return "".join(f" What decides: {reason_of(doubt)}." for doubt in found)
 
 
 def _to_spare(estimate: Estimate, fit: Fit) -> int:
@@ -267,8 +268,8 @@ def _on_one_gpu(estimate: Estimate) -> list[doc.Section]:
         _at_the_peak(estimate),
         _phases(estimate),
         _fits(estimate),
-        what_fits.doubts_section(estimate),
-        what_fits.measures_section(estimate),
+        doubts_section(estimate),
+        measures_section(estimate),
     ]
     if estimate.plans:
         return [replace(one, detail=Detail.FULL, note="without a plan") for one in sections]
@@ -308,7 +309,7 @@ def _phases(estimate: Estimate) -> doc.Section:
     table = doc.tabled(
         phases if len(phases) > 1 else (),
         doc.Column("", lambda phase: PHASES[phase.name]),
-        doc.Column("", lambda phase: format_size(phase.n_bytes), "right"),
+        doc.Column("", "n_bytes"),
         doc.Column("", lambda p: "" if p.moment == PHASES[p.name] else p.moment, "wrap"),
     )
     return doc.Section("Peak of each phase", [table], id="phases")
@@ -319,9 +320,9 @@ def _fits(estimate: Estimate) -> doc.Section:
         return doc.Section("Will it fit", ())
     table = doc.tabled(
         estimate.fits,
-        doc.Column("gpu", lambda fit: fit.gpu.name),
-        doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
-        doc.Column("fits", lambda fit: what_fits.STATES[fit.state]),
+        doc.Column("gpu", "gpu.name"),
+        doc.Column("usable", "gpu.usable_bytes"),
+        doc.Column("fits", lambda fit: STATES[fit.state]),
         doc.Column("to spare", lambda fit: format_size(_to_spare(estimate, fit)), "right"),
         doc.Column("largest batch", lambda fit: _batch(fit.largest_batch), "right"),
     )
@@ -340,7 +341,7 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
         doc.Column("operation", "operation", "wrap"),
         doc.Column("keeps", "what", "wrap"),
         doc.Column("formula", "formula"),
-        doc.Column("bytes", lambda kept: format_size(kept.n_bytes), "right"),
+        doc.Column("bytes", "n_bytes"),
     )
     total = f"One layer: {format_size(sum(kept.n_bytes for kept in layer))}." if layer else ""
     symbols = doc.Paragraph(dim(_symbols(estimate)))
@@ -378,3 +379,202 @@ def _notes(estimate: Estimate, *, explain: bool) -> doc.Section:
     return doc.Section(
         "Notes", [doc.Bullets(notes), doc.Paragraph(dim(more), detail=Detail.SHORT)], id="notes"
     )
+
+
+STATES: Final[Mapping[FitState, doc.Span]] = {
+    FitState.FITS: Span("yes", Style.GOOD),
+    FitState.TOO_CLOSE: Span("too close", Style.WARN),
+    FitState.DOES_NOT_FIT: Span("NO", Style.BAD),
+}
+TONES: Final = {state: word.style for state, word in STATES.items()}
+
+
+def bounds_text(estimate: Estimate) -> str:
+    """Return the least and the most memory that a run needs."""
+    footprint = estimate.footprint
+    low, high = footprint.needs_low_bytes, footprint.needs_high_bytes
+    return f"{format_size(low)} to {format_size(high)}"
+
+
+def server_section(estimate: Estimate) -> doc.Section:
+    """Return how a server's memory is divided."""
+    found = estimate.serving
+    if found is None:
+        return doc.Section("Server", ())
+    rows = [
+        (f"PyTorch's part of {found.utilization:.2g} of {found.gpu}", found.budget_bytes),
+        ("Weights", found.weights_bytes),
+        (f"A step of {format_count(found.max_batched_tokens)} tokens, about",
+         found.activations_bytes),
+        ("Pool of cache blocks", found.cache_bytes),
+        (f"One sequence of {format_count(found.length)} tokens", found.bytes_per_sequence),
+    ]  # fmt: skip
+    table = doc.tabled(
+        rows,
+        doc.Column("", lambda row: row[0], "wrap"),
+        doc.Column("", lambda row: format_size(row[1]), "right"),
+    )
+    text = (
+        f"Sequences at once: {format_count(found.sequences)} of at most "
+        f"{format_count(found.max_sequences)}; {format_count(found.cached_tokens)} tokens. CUDA "
+        "graphs are not counted."
+    )
+    return doc.Section("Server", [table, doc.Paragraph(text)], id="server")
+
+
+def reason_of(doubt: Doubt) -> str:
+    """Return where a doubt comes from, and the option that settles it."""
+    return f"{doubt.reason} ({doubt.option} says)" if doubt.option else doubt.reason
+
+
+def doubts_section(estimate: Estimate) -> doc.Section:
+    """Return the reasons for the gap between the bounds."""
+    footprint = estimate.footprint
+    table = doc.tabled(
+        [doubt for doubt in footprint.doubts if doubt.n_bytes],
+        doc.Column("", "n_bytes"),
+        doc.Column("", reason_of, "wrap"),
+    )
+    title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
+    others = dim(
+        "That is for a program that does what was counted. Measured in other people's "
+        "programs, nine in ten such figures are between "
+        f"{format_size(footprint.published_low_bytes)} and "
+        f"{format_size(footprint.published_high_bytes)}."
+    )
+    return doc.Section(title, [table, doc.Paragraph(others)], id="doubts")
+
+
+def plans_section(estimate: Estimate) -> doc.Section:
+    """Return the layouts on the fewest GPUs possible, and on twice as many."""
+    plans = estimate.plans or ()
+
+    def dollars(plan: Plan) -> str:
+        price = plan.price_per_million_tokens
+        return "" if price is None else f"${price:,.2f}"
+
+    table = doc.tabled(
+        plans,
+        doc.Column("GPUs", "n_gpus"),
+        doc.Column("each", "needs_high_bytes"),
+        doc.Column("tokens/s", lambda p: format_count(round(1 / p.seconds_per_token)), "right"),
+        doc.Column("waits", lambda p: f"{p.communication_share:.0%}", "right"),
+        *([doc.Column("1M tokens", dollars, "right")] if any(map(dollars, plans)) else []),
+        *([doc.Column("sequences", "sequences")] if any(p.sequences for p in plans) else []),
+        doc.Column("layout", "layout", "wrap"),
+        notes=lambda p: [*([dim(text)] if (text := p.option + _ranks(p)) else []), *_rehearsed(p)],
+    )  # fmt: skip
+    legend = (
+        "tokens/s: at the card's peak, an upper bound that compares layouts. waits: for other GPUs "
+        "or the host. Up to 8 GPUs over the card's links, more over 400 Gbit/s a GPU."
+    )
+    return doc.Section("Plans", [table, doc.Paragraph(dim(legend) if plans else "")], id="plans")
+
+
+def _ranks(plan: Plan) -> str:
+    """Return what the stages of a pipeline need, if they differ."""
+    each = [f"{stage} {format_size(n_bytes)}" for stage, n_bytes in plan.ranks.items()]
+    return f"  stages: {', '.join(each)}" if each else ""
+
+
+def _rehearsed(plan: Plan) -> list[str]:
+    """Return what the rehearsal of a plan found, in at most one sentence."""
+    found = plan.rehearsal
+    if found is None:
+        return []
+    if found.fits is None:
+        return [f"not rehearsed: {found.reason}"]
+    if not found.fits:
+        return ["rehearsed: one rank runs out of memory"]
+    return [f"rehearsed: one rank fits, peak {format_size(found.peak_allocated_bytes)} allocated"]
+
+
+def measures_section(estimate: Estimate) -> doc.Section:
+    """Return the cheapest measures that make it fit, or else what each alone would save."""
+    gpu = estimate.fits[0].gpu if estimate.fits else None
+
+    def slowdown(found: Combination) -> str:
+        if found.slowdown is None:
+            return "longer"
+        return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
+
+    def fits(found: Combination) -> doc.Content:
+        usable = gpu.usable_bytes if gpu else 0
+        return STATES[state_on(found.needs_low_bytes, found.needs_high_bytes, usable)]
+
+    table = doc.tabled(
+        estimate.combinations or estimate.savings,
+        doc.Column("needs", "needs_high_bytes"),
+        *([doc.Column("fits", fits)] if gpu and not estimate.combinations else []),
+        doc.Column("time", slowdown, "right"),
+        doc.Column("GPUs", "n_gpus"),
+        doc.Column("measures", "title", "wrap"),
+        notes=lambda c: [dim(f"{c.option}: {c.cost}")],
+    )
+    if gpu and estimate.combinations:
+        title, note = f"What would surely fit on {gpu.name}", "cheapest first"
+        return doc.Section(title, [table], note, "combinations")
+    return doc.Section("What would save memory", [table], "each alone", "savings")
+
+
+_MOST_NAMED: Final = 4
+
+
+def recipe_lead(use: RecipeUse | None) -> list[doc.DocumentBlock]:
+    """Return what even a reader of just the answer must know: parts of the files that it omits."""
+    if use is None:
+        return []
+    said = map(_counted, use.files) if use.files else [f"Read as: {use.command}."]
+    return [doc.Paragraph(" ".join([*said, *use.notes]))]
+
+
+def _counted(recipe: Recipe) -> str:
+    n_used = sum(not entry.is_default for entry in recipe.used)
+    said = f"From {recipe.source} ({recipe.format}): {plural(n_used, 'entry', 'entries')} used"
+    left = [entry.key for entry in recipe.unused_that(Bearing.MATTERS)]
+    if not left:
+        return f"{said}."
+    named = ", ".join(left[:_MOST_NAMED])
+    more = ", ..." if len(left) > _MOST_NAMED else ""
+    return f"{said}; not counted, though memory depends on it: {named}{more}."
+
+
+def recipe_sections(use: RecipeUse | None) -> list[doc.Section]:
+    """Return a section for each file: what its entries became, and which ones were not used."""
+    if use is None or not use.files:
+        return []
+    sections = [_section(i, recipe) for i, recipe in enumerate(use.files)]
+    same = [doc.Paragraph(use.command)]
+    return [*sections, doc.Section("The same by options", same, id="command")]
+
+
+def _section(number: int, recipe: Recipe) -> doc.Section:
+    used = doc.tabled(
+        recipe.used,
+        doc.Column("entry", "key", "wrap"),
+        doc.Column("value", _value, "wrap"),
+        doc.Column("counted as", _became, "wrap"),
+    )
+    open_ = [*recipe.unused_that(Bearing.MATTERS), *recipe.unused_that(Bearing.UNKNOWN)]
+    left = doc.tabled(
+        open_,
+        doc.Column("not counted", "key", "wrap"),
+        doc.Column("value", "value", "wrap"),
+        doc.Column("why", lambda entry: entry.reason or "is not known here", "wrap"),
+    )
+    rest = ", ".join(entry.key for entry in recipe.unused_that(Bearing.NONE))
+    idle = doc.Paragraph(dim(f"Not used: {rest}." if rest else ""))
+    return doc.Section(
+        f"Read from {recipe.source}", [used, left, idle], recipe.format, f"recipe-{number}"
+    )
+
+
+def _value(entry: UsedEntry) -> doc.Content:
+    return [entry.value, dim("  not in the file")] if entry.is_default else entry.value
+
+
+def _became(entry: UsedEntry) -> doc.Content:
+    if not entry.overridden_by:
+        return entry.option
+    won = strong(f"{entry.overridden_by} of the command line")
+    return [f"{entry.option}, ", won] if entry.option else won

@@ -13,7 +13,6 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.finding import Severity
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, code, dim, strong
 from fragdoctor.report.words import SEVERITY_STYLES
@@ -31,21 +30,6 @@ THEMES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _LIST: Final = re.compile(r"^(Also|See): (.*)\.$", re.DOTALL)
-
-
-class RuleText(Struct, frozen=True):
-    """What a rule says about itself; ``text`` is its documentation."""
-
-    code: str
-    name: str
-    summary: str
-    severity: Severity
-    text: str
-
-    @classmethod
-    def of(cls, rule: Rule) -> RuleText:
-        """Return the text of a rule."""
-        return cls(rule.code, rule.name, rule.summary, rule.severity, rule.text)
 
 
 class GlossaryTerm(Struct, frozen=True):
@@ -69,7 +53,7 @@ class GlossaryTerm(Struct, frozen=True):
 class Explanation(Struct, frozen=True):
     """What is explained: one rule, one term, or all of them."""
 
-    rules: Sequence[RuleText] = ()
+    rules: Sequence[Rule] = ()
     terms: Sequence[GlossaryTerm] = ()
 
 
@@ -94,22 +78,19 @@ def find(word: str | None) -> Explanation:
     Raises:
         ConfigError: the word is none of these.
     """
-    rules = [RuleText.of(rule) for rule in RULES]
     if word is None:
-        return Explanation(rules, terms())
-    name = " ".join(word.split()).lower()
-    for rule in rules:
-        if name in (rule.code.lower(), rule.name):
-            return Explanation(rules=[rule])
+        return Explanation(RULES, terms())
+    known: dict[str, Explanation] = {}
+    for rule in RULES:
+        known |= dict.fromkeys((rule.code.lower(), rule.name), Explanation(rules=[rule]))
     for term in terms():
-        if name in {n.lower() for n in (term.name, *term.also)}:
-            return Explanation(terms=[term])
-    for rule in rules:
-        if name == rule.name.replace("-", " "):
-            return Explanation(rules=[rule])
-    names = [n.lower() for rule in rules for n in (rule.code, rule.name)]
-    names += [n.lower() for term in terms() for n in (term.name, *term.also)]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        for name in (term.name, *term.also):
+            known.setdefault(name.lower(), Explanation(terms=[term]))
+    spelled = {name.replace("-", " "): found for name, found in known.items()}
+    asked = " ".join(word.split()).lower()
+    if found := known.get(asked) or spelled.get(asked):
+        return found
+    near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
     hint = (
         f"Did you mean {near[0].upper() if near[0][-1:].isdigit() else near[0]}? " if near else ""
     )
@@ -166,7 +147,7 @@ def _term(term: GlossaryTerm) -> doc.ReportDocument:
     )
 
 
-def _rule(rule: RuleText) -> doc.ReportDocument:
+def _rule(rule: Rule) -> doc.ReportDocument:
     severity = doc.Paragraph(dim(f"severity {rule.severity.name.lower()}"))
     lead = [severity, doc.Paragraph(_inline(f"{rule.summary}."))]
     sections = [

@@ -5,14 +5,19 @@ A thousand ranks must not flood a terminal: the short report has the table only 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from functools import partial
-from itertools import groupby
 from typing import Final
 
 from fragdoctor.model.diagnosis import SOUND, Recommendation
-from fragdoctor.model.fleet import SKEWED, FleetReport, RankGroup, RankRow, RankSummary, Skew
+from fragdoctor.model.fleet import (
+    SKEWED,
+    FleetReport,
+    RankGroup,
+    RankRow,
+    RankSummary,
+    Skew,
+    members,
+    ranks_text,
+)
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
 from fragdoctor.report.views.advice import command
@@ -31,7 +36,6 @@ _SHORT_UNREAD: Final = 5
 _SHORT_DIFFERENCES: Final = 5
 _MAX_GROUPS: Final = 50
 _MAX_LABEL: Final = 24
-_NUMBERED: Final = re.compile(r"rank (\d+)")
 
 
 def document(report: FleetReport) -> doc.ReportDocument:
@@ -54,13 +58,6 @@ def document(report: FleetReport) -> doc.ReportDocument:
         tone=tone,
         kicker="the ranks of one job",
     )
-
-
-def page(report: FleetReport) -> str:
-    """Return the document as a page whose tables sort."""
-    from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - numpy
-
-    return render_reading_page(document(report))
 
 
 def title(report: FleetReport) -> str:
@@ -96,7 +93,7 @@ def _advice(report: FleetReport) -> doc.Section:
             (
                 doc.Code([command(one.setting)]),
                 doc.Paragraph(code(one.change)),
-                doc.Paragraph(dim(f"for {whom_text(labels)}: {_proof(one)}")),
+                doc.Paragraph(dim(f"for {ranks_text(labels, 12)}: {_proof(one)}")),
             ),
         )
         for one, labels in advice_of(report)
@@ -132,7 +129,9 @@ def _groups(report: FleetReport) -> doc.Section:
         doc.Column("", lambda g: doc.Gauge((g.median_peak_bytes or 0) / highest), from_width=100),
         doc.Column("verdict", lambda g: CAUSE_TITLES[g.cause], max_width=24),
         doc.Column(
-            "which", lambda g: [members_text(g.labels), dim("  odd" if g.is_odd else "")], "list"
+            "which",
+            lambda g: [", ".join(members(g.labels, 12)), dim("  odd" if g.is_odd else "")],
+            "list",
         ),
         notes=_group_notes,
         style=lambda g: Style.WARN if g.is_odd else None,
@@ -162,10 +161,8 @@ def _odd(report: FleetReport) -> doc.Section:
     items = [_odd_rank(row, groups[row.group]) for row in report.odd[:_MAX_GROUPS]]
     n_more = len(report.odd) - len(items)
     more = f"{format_count(n_more)} more with --format json" if n_more else ""
-    blocks = (
-        doc.Listing(items, _SHORT_ODD, is_airy=True),
-        doc.Paragraph(more, detail=Detail.FULL),
-    )
+    listing = doc.Listing(items, _SHORT_ODD, is_airy=True)
+    blocks = (listing, doc.Paragraph(more, detail=Detail.FULL))
     return doc.Section("Odd ranks", blocks, "and what sets them apart, most important first", "odd")
 
 
@@ -188,14 +185,14 @@ def _table(report: FleetReport) -> doc.Section:
     is_short = len(rows) <= MAX_TABLE
     table = doc.tabled(
         rows[:MAX_ROWS],
-        doc.Column("", lambda row: row.label, "path", max_width=28),
+        doc.Column("", "label", "path", max_width=28),
         doc.Column("group", "group"),
         doc.Column("verdict", lambda row: rank_title(row.rank), max_width=24),
-        doc.Column("peak", lambda row: doc.size(row.rank.peak_bytes), "right"),
+        doc.Column("peak", "rank.peak_bytes"),
         doc.Column("", lambda r: doc.Gauge((r.rank.peak_bytes or 0) / highest), from_width=100),
-        doc.Column("reserved", partial(_figure, "peak_reserved_bytes"), "right", from_width=100),
-        doc.Column("stranded", partial(_figure, "stranded_free_bytes"), "right"),
-        doc.Column("retries", partial(_figure, "alloc_retries"), "right"),
+        doc.Column("reserved", "rank.figures.peak_reserved_bytes", from_width=100),
+        doc.Column("stranded", "rank.figures.stranded_free_bytes"),
+        doc.Column("retries", "rank.figures.alloc_retries", "right"),
         style=lambda row: Style.WARN if row.is_odd else None,
         n_left_out=max(0, len(rows) - MAX_ROWS),
         detail=Detail.USUAL if is_short else Detail.FULL,
@@ -204,46 +201,15 @@ def _table(report: FleetReport) -> doc.Section:
     return doc.Section("Ranks", [table, doc.Paragraph(dim(text), detail=Detail.SHORT)], id="ranks")
 
 
-def _figure(name: str, row: RankRow) -> doc.Content:
-    return doc.written(row.rank.figure(name), name)
-
-
 def _unread(report: FleetReport) -> doc.Section:
     unread = [row for row in report.rows if not row.rank.is_read]
     table = doc.tabled(
         unread,
-        doc.Column("", lambda row: row.label, "path", max_width=28),
-        doc.Column("", lambda row: row.rank.error, "wrap"),
+        doc.Column("", "label", "path", max_width=28),
+        doc.Column("", "rank.error", "wrap"),
         shown=_SHORT_UNREAD,
     )
     return doc.Section("Not read", [table], plural(len(unread), "rank"), "unread")
-
-
-def members_text(labels: Sequence[str], limit: int = 12) -> str:
-    """Return labels with consecutive ranks joined, ``0-4, 6, 7``; at most ``limit`` ranges."""
-    numbers = [int(match[1]) for label in labels if (match := _NUMBERED.fullmatch(label))]
-    names = [label for label in labels if not _NUMBERED.fullmatch(label)]
-    parts = [*_runs(sorted(numbers)), *names]
-    if len(parts) > limit:
-        parts = [*parts[:limit], f"{format_count(len(parts) - limit)} more"]
-    return ", ".join(parts)
-
-
-def whom_text(labels: Sequence[str]) -> str:
-    """Return the ranks that something applies to: ``rank 5``, or ``ranks 0-3``."""
-    if len(labels) == 1:
-        return labels[0]
-    lead = "ranks " if all(_NUMBERED.fullmatch(label) for label in labels) else ""
-    return f"{lead}{members_text(labels)}"
-
-
-def _runs(numbers: Sequence[int]) -> list[str]:
-    # Consecutive numbers have the same distance to their places.
-    by_distance = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    runs = [[n for _, n in run] for _, run in by_distance]
-    return [
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(n) for n in run) for run in runs
-    ]
 
 
 def peaks_text(group: RankGroup) -> str:

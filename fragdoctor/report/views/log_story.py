@@ -250,15 +250,14 @@ def story_rows(diagnosis: Diagnosis, story: LogStory, limit: int) -> tuple[list[
     """
     log = diagnosis.case.oom
     groups = _grouped(story.events)
-    chosen = _chosen(groups, story.events, limit)
+    chosen = _chosen(groups, limit)
     has_days = (story.duration_s or 0) >= DAY_S / 2
     primary = log.primary if log is not None and story.n_ooms > 1 else None
     rows: list[StoryRow] = []
     last = -1
     for g in chosen:
-        rows += _left_out([i for group in groups[last + 1 : g] for i in group], story.events)
-        last = g
-        events = [story.events[i] for i in groups[g]]
+        rows += _left_out([event for group in groups[last + 1 : g] for event in group])
+        last, events = g, groups[g]
         first = events[0]
         is_judged = primary is not None and first.message == primary
         happened = _what(events, () if log is None else log.messages)
@@ -269,14 +268,14 @@ def story_rows(diagnosis: Diagnosis, story: LogStory, limit: int) -> tuple[list[
     return rows, n_left
 
 
-def _grouped(events: Sequence[Scene]) -> list[list[int]]:
+def _grouped(events: Sequence[Scene]) -> list[list[Scene]]:
     """Return events grouped in rows: consecutive uneventful trials, repeated retries or flushes."""
-    groups: list[list[int]] = []
-    for i, event in enumerate(events):
-        if groups and _joins(events[groups[-1][-1]], event):
-            groups[-1].append(i)
+    groups: list[list[Scene]] = []
+    for event in events:
+        if groups and _joins(groups[-1][-1], event):
+            groups[-1].append(event)
         else:
-            groups.append([i])
+            groups.append([event])
     return groups
 
 
@@ -290,16 +289,16 @@ def _joins(last: Scene, event: Scene) -> bool:
     return is_repeat and event.rank == last.rank
 
 
-def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) -> list[int]:
+def _chosen(groups: Sequence[Sequence[Scene]], limit: int) -> list[int]:
     """Return the indices of the rows to show: the ends, then the most telling, outermost first."""
     last = len(groups) - 1
     outer = {g: min(g, last - g) for g in range(len(groups))}
-    told = sorted(outer, key=lambda g: (outer[g] > 0, -_importance(groups[g], events), outer[g]))
+    told = sorted(outer, key=lambda g: (outer[g] > 0, -_importance(groups[g]), outer[g]))
     return sorted(told[:limit])
 
 
-def _importance(group: Sequence[int], events: Sequence[Scene]) -> int:
-    event = events[group[0]]
+def _importance(group: Sequence[Scene]) -> int:
+    event = group[0]
     if len(group) > 1:
         return _MOST  # a whole stretch of the log in one row
     if event.kind in FAILURES or event.kind is SceneKind.RESTART:
@@ -307,10 +306,9 @@ def _importance(group: Sequence[int], events: Sequence[Scene]) -> int:
     return _IMPORTANCE.get(event.kind, _MOST)
 
 
-def _left_out(gap: Sequence[int], events: Sequence[Scene]) -> list[StoryRow]:
+def _left_out(gap: Sequence[Scene]) -> list[StoryRow]:
     """Return a row for the events left out between two rows, if they include failures."""
-    failures = [events[i] for i in gap if events[i].kind in FAILURES]
-    own = [e for e in failures if e.caused_by is None]
+    own = [e for e in gap if e.kind in FAILURES and e.caused_by is None]
     if not own:
         return []
     trials = list(dict.fromkeys(e.trial for e in own if e.trial))

@@ -29,16 +29,15 @@ def document(sharing: Sharing) -> doc.ReportDocument:
 def sharing_sentence(sharing: Sharing) -> str:
     """Return in one sentence how many fit, and whether a number that was asked about does."""
     each = format_size(sharing.demand.total_bytes)
-    usable = sharing.total_bytes - sharing.headroom_bytes
     fits = "fits" if sharing.n_fit < 2 else "fit"
     count = plural(sharing.n_fit, "process", "processes") if sharing.n_fit else "No process"
-    basis = f"each takes {each} of the {format_size(max(0, usable))} to share"
+    basis = f"each takes {each} of the {format_size(sharing.usable_bytes)} to share"
     asked = sharing.n_asked
     if asked is None:
         return f"{count} {fits} on {sharing.gpu}: {basis}."
     if asked <= sharing.n_fit:
         return f"{plural(asked, 'process', 'processes')} fit on {sharing.gpu}: {basis}."
-    short = asked * sharing.demand.total_bytes - usable
+    short = asked * sharing.demand.total_bytes - sharing.usable_bytes
     return (
         f"{plural(asked, 'process does', 'processes do')} not fit on {sharing.gpu}, "
         f"{format_size(short)} short; {sharing.n_fit or 'none'} "
@@ -92,15 +91,18 @@ def _rows(sharing: Sharing) -> doc.Section:
 
 
 def _notes(sharing: Sharing) -> doc.Section:
-    notes: list[doc.Content] = [*sharing.notes]
-    if sharing.n_fit_tight > sharing.n_fit:
-        notes.append(
-            f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "
-            "would end one."
-        )
-    if sharing.demand.context_source.startswith("typical"):
-        notes.append(
-            "The context differs by GPU, driver and libraries: nvidia-smi's figure of one process "
-            "less its memory_reserved() is the true one (--context)."
-        )
-    return doc.Section("Notes", [doc.Bullets(notes)], id="notes")
+    tight = (
+        f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "
+        "would end one."
+    )
+    typical = (
+        "The context differs by GPU, driver and libraries: nvidia-smi's figure of one process "
+        "less its memory_reserved() is the true one (--context)."
+    )
+    is_typical = sharing.demand.context_source.startswith("typical")
+    notes = doc.bullets(
+        *sharing.notes,
+        tight if sharing.n_fit_tight > sharing.n_fit else "",
+        typical if is_typical else "",
+    )
+    return doc.Section("Notes", [notes], id="notes")

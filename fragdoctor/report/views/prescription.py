@@ -63,7 +63,7 @@ def document(found: Prescription) -> doc.ReportDocument:
             doc.Section("Also fits", also, id="also-fits"),
             doc.Section("Does not fit", [_table(found, fails)], id="fails"),
             doc.Section("Not tried", [_left_out(found)], id="not-tried", detail=doc.Detail.FULL),
-            doc.Section("", [doc.Bullets(_notes(found))]),
+            doc.Section("", [_notes(found)]),
         ],
         tone=style,
         kicker=found.target,
@@ -189,10 +189,10 @@ def _left_out(found: Prescription) -> doc.Table:
     )
 
 
-def _notes(found: Prescription) -> list[doc.Content]:
-    return [
+def _notes(found: Prescription) -> doc.Bullets:
+    return doc.bullets(
         *map(doc.dim, found.notes),
-        *([_PARTIAL] if found.is_partial else []),
-        *([_CUT_SHORT] if found.is_cut_short else []),
-        *([] if found.fits else [doc.dim(_HOW)]),
-    ]
+        _PARTIAL if found.is_partial else "",
+        _CUT_SHORT if found.is_cut_short else "",
+        doc.dim("" if found.fits else _HOW),
+    )

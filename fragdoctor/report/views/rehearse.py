@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import BudgetResult, Outcome, Reason
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
+from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.rehearsal import (
     FailedRehearsal,
@@ -43,7 +43,7 @@ def document(
         headline=doc.Span(answer, _style(found)),
         brief=[answer, *diagnosed.brief],
         lead=[
-            doc.Facts(_facts(result)),
+            _facts(result),
             doc.Gap(),
             *([doc.Paragraph(diagnosed.headline)] if found.fits else []),  # else the answer says it
             *diagnosed.lead,
@@ -58,15 +58,6 @@ def _style(found: Rehearsal) -> Style:
     if not found.fits:
         return Style.BAD
     return Style.WARN if found.is_partial else Style.GOOD
-
-
-def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> str:
-    """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page, render_reading_page  # noqa: PLC0415 - numpy
-
-    if isinstance(result, RehearsalSweep):
-        return render_reading_page(_table_of(result))
-    return render_page(result.diagnosis, document(result, options))
 
 
 def _answer(found: Rehearsal, needs_bytes: int | None) -> str:
@@ -96,7 +87,7 @@ def _budget(found: Rehearsal) -> str:
     return f"the {size} that PyTorch has on {found.gpu}" if found.is_known_gpu else size
 
 
-def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
+def _facts(result: RehearsalResult) -> doc.Facts:
     found = result.rehearsal
     steps = plural(found.steps, "step") if found.steps else "no whole step"
     if found.n_skipped:
@@ -108,20 +99,15 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
         f"{format_size(found.peak_allocated_bytes)} allocated, "
         f"{format_size(found.peak_reserved_bytes)} reserved"
     )
-    facts: list[tuple[str, doc.Content]] = [
+    return doc.facts(
         ("Rehearsed", f"{steps}{end}, on PyTorch {found.torch_version}"),
         ("Peak", peak if found.fits else f"{peak} up to there"),
-    ]
-    if result.needs_bytes is not None:
-        facts.append(("Fits on", _gpus(result)))
-    if found.conf:
-        facts.append(("Settings", code(found.conf)))
-    if found.snapshot:
-        facts.append(("Snapshot", code(found.snapshot)))
-    facts += [("Note", note) for note in found.notes]
-    if not found.fits:
-        facts.append(("Next", _NEXT))
-    return facts
+        ("Fits on", "" if result.needs_bytes is None else _gpus(result)),
+        ("Settings", code(found.conf)),
+        ("Snapshot", code(found.snapshot)),
+        *(("Note", note) for note in found.notes),
+        ("Next", "" if found.fits else _NEXT),
+    )
 
 
 def _gpus(result: RehearsalResult) -> str:
@@ -152,7 +138,7 @@ def _assumed(found: Rehearsal) -> doc.Section:
 def _unmodelled(found: Rehearsal) -> doc.Section:
     table = doc.tabled(
         found.unmodelled,
-        doc.Column("", lambda u: doc.size(u.n_bytes), "right"),
+        doc.Column("", "n_bytes"),
         doc.Column("", "what", "wrap"),
     )
     said = doc.Paragraph(dim("The rehearsal sees what goes through PyTorch's caching allocator."))
@@ -209,7 +195,7 @@ def _cases(sweep: RehearsalSweep) -> doc.Table:
     every = sweep.rehearsals
     columns = [
         doc.Column("GPU", "gpu"),
-        doc.Column("batch", lambda r: doc.count(r.batch), "right"),
+        doc.Column("batch", "batch"),
         doc.Column("settings", lambda r: code(r.conf or "(default)"), "list"),
     ]
     told = [len({getattr(r, name) for r in every}) > 1 for name in ("gpu", "batch", "conf")]
@@ -284,7 +270,7 @@ def judged(result: RehearsalResult | RehearsalSweep, *, is_gate: bool) -> CheckR
     for case in result.failed:
         error = ConfigError(case.message)
         name = f"{result.program} ({case.gpu})"
-        files.append(FileJudgement(name, GateStatus.ERROR, 2, error=error))
+        files.append(FileJudgement(name, error=error))
     return CheckReport(files)
 
 
@@ -293,13 +279,11 @@ def _judgement(
 ) -> FileJudgement:
     said, oom = _answer(found, needs_bytes), found.out_of_memory
     if oom is None and is_gate and found.is_partial:
-        error = ConfigError(said)
-        return FileJudgement(name, GateStatus.ERROR, 2, error=error)
+        return FileJudgement(name, error=ConfigError(said))
     if oom is None:
-        kept = BudgetResult("fits-on", Outcome.KEPT, said)
-        return FileJudgement(name, GateStatus.OK, 0, budgets=[kept])
+        return FileJudgement(name, budgets=[BudgetResult("fits-on", Outcome.KEPT, said)])
     users = [] if oom.location is None else [oom.location]
     places = [*users, *(place for place in oom.stack if place not in users)]
     reason = Reason("fits-on", said, locations=places, fingerprint="rehearsed-out-of-memory")
     exceeded = BudgetResult("fits-on", Outcome.EXCEEDED, said, oom.device)
-    return FileJudgement(name, GateStatus.FAILED, 1, [reason], [exceeded])
+    return FileJudgement(name, [reason], [exceeded])

@@ -219,11 +219,10 @@ def _about(simulation: Simulation) -> doc.Section:
         "highest memory in use at one moment."
     )
     estimated = "These figures are estimates: the model does not reproduce the recorded run."
-    sentences = [
+    said = doc.bullets(
         bound if simulation.lower_bound_bytes else "",
         fidelity_text(simulation.fidelity),
         estimated if simulation.method != "replay" else "",
         *simulation.notes,
-    ]
-    bullets = doc.Bullets([s for s in sentences if s])
-    return doc.Section("About this replay", [bullets], id="about")
+    )
+    return doc.Section("About this replay", [said], id="about")
