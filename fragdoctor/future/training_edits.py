@@ -13,7 +13,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.alignment import ROUNDED_BYTES
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among
+from fragdoctor.model.arrays import MOST, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
@@ -345,43 +345,56 @@ class _Calls:
         outlives = self.lives.dies >= self.forward_end[np.maximum(at, 0)]
         self.is_kept = inside & outlives
         kept = np.flatnonzero(self.is_kept)
-        kept = kept[np.argsort(born[kept], kind="stable")]
-        # The last block that a call keeps is its output: the next call's input, kept anyway.
-        last = np.append(np.diff(self.call[kept]) > 0, True)[: len(kept)]
+        # The backward pass is done with a call's output, the next call's input, before it gets to
+        # anything else that the call keeps. If it is not seen, the output is what was made last.
+        kept = kept[np.lexsort((-born[kept], self.lives.dies[kept], self.call[kept]))]
+        is_first = np.append(True, np.diff(self.call[kept]) > 0)[: len(kept)]
         is_output = np.zeros(n, np.bool_)
-        is_output[kept[last]] = True
+        is_output[kept[is_first]] = True
         self.is_inner = self.is_kept & ~is_output
 
     def _find_wanted(self) -> None:
         """Find the operation before which the backward pass reaches each call.
 
-        By then it has freed what the next call kept, or what the loss kept after the last call,
-        and nothing of this one. ``NEVER`` if the trace does not get there.
+        An operation of the backward pass makes its gradients and then frees what was kept for it,
+        so it begins behind the free before these requests. ``NEVER`` if the trace does not get
+        there.
         """
-        n = len(self.begin)
-        lives, inner = self.lives, np.flatnonzero(self.is_inner)
-        freed = inner[lives.dies[inner] < NEVER]
-        first, last = np.full(n, NEVER), np.full(n, -1)
-        np.minimum.at(first, self.call[freed], lives.dies[freed])
-        np.maximum.at(last, self.call[freed], lives.dies[freed])
-        behind = np.append(last[1:], -1)
-        is_last = np.append(self.forward_end[1:] != self.forward_end[:-1], True)[:n]
-        for i in np.flatnonzero(is_last).tolist():
-            low, high = int(self.end[i]), int(self.forward_end[i])
-            ids = self.ops.allocation[low:high][self.ops.kind[low:high] == OpKind.MALLOC]
-            done = lives.dies[ids]
-            done = done[(done >= high) & (done < first[i])]
-            behind[i] = int(done.max(initial=-1))
-        after = np.where(behind >= 0, behind + 1, first)
-        self.wanted = np.where(first == NEVER, NEVER, np.minimum(after, first))
+        ops, dies = self.ops, self.lives.dies
+        first, last = np.full(len(self.begin), NEVER), np.full(len(self.begin), -1)
+        freed = np.flatnonzero(self.is_inner & (dies < NEVER))
+        np.minimum.at(first, self.call[freed], dies[freed])
+        np.maximum.at(last, self.call[freed], dies[freed])
+        # By then it has freed what the next call of the pass kept.
+        is_followed = np.append(self.forward_end[1:] == self.forward_end[:-1], False)[: len(first)]
+        behind = np.where(is_followed, np.append(last[1:], -1), -1)
+        at = np.arange(len(ops))
+        made = np.maximum.accumulate(np.where(ops.kind == OpKind.MALLOC, at, -1))
+        ended = np.maximum.accumulate(np.where(ops.is_end, at, -1))
+        # The last operation of a layer may have kept nothing but its own result, as a ReLU does.
+        result = np.full(len(first), NEVER)
+        outputs = np.flatnonzero(self.is_kept & ~self.is_inner)
+        result[self.call[outputs]] = dies[outputs]
+        seen = (behind >= 0) & (result < NEVER)
+        keeps_own = made[result[seen]] > behind[seen]
+        self.is_needed = self.is_inner
+        if np.count_nonzero(keeps_own) > MOST * len(keeps_own):
+            first = np.minimum(first, result)
+            self.is_needed = self.is_kept
+        reached = first < NEVER
+        self.wanted = first
+        begins = ended[np.maximum(made[first[reached]], 0)]
+        self.wanted[reached] = np.maximum.reduce(
+            [begins + 1, behind[reached] + 1, self.forward_end[reached]]
+        )
 
     def recomputed(self) -> Operations:
         """Return the operations with each call rerun when it is needed."""
         ops, lives = self.ops, self.lives
-        inner = np.flatnonzero(self.is_inner)
+        inner, needed = np.flatnonzero(self.is_inner), np.flatnonzero(self.is_needed)
         # Rerun up to the last result that the backward pass needs; PyTorch stops there.
         stop = self.begin.copy()
-        np.maximum.at(stop, self.call[inner], lives.born[inner] + 1)
+        np.maximum.at(stop, self.call[needed], lives.born[needed] + 1)
         again = np.flatnonzero(self.wanted < NEVER)
         length = stop[again] - self.begin[again]
         source = np.repeat(self.begin[again] - np.cumsum(length) + length, length)
@@ -400,15 +413,18 @@ class _Calls:
         rerun["kind"][freed[chosen]] = OpKind.FREE
         # Temporaries that a later layer would have freed end with the call.
         remade = of[made]
-        left = remade[~self.is_inner[remade] & (lives.dies[remade] >= stop[self.call[remade]])]
+        left = remade[~self.is_needed[remade] & (lives.dies[remade] >= stop[self.call[remade]])]
+        # A result that the call itself needs takes the place of the first one, which its user had.
+        used = needed[~self.is_inner[needed] & (new_id[needed] > 0)]
         parts = [
+            (self.wanted[self.call[used]], frees_of(used.astype(np.uint32))),
             (self.wanted[call[chosen]], rerun),
             (self.wanted[self.call[left]], frees_of(new_id[left])),
             (self.end[self.call[inner]], frees_of(inner.astype(np.uint32))),
         ]
         table = ops.table.copy()
         is_end = (is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)) & (
-            self.is_inner[ops.allocation] & (new_id[ops.allocation] > 0)
+            self.is_needed[ops.allocation] & (new_id[ops.allocation] > 0)
         )
         table["allocation"][is_end] = new_id[ops.allocation[is_end]]
         at = np.concatenate([positions for positions, _ in parts])

@@ -34,6 +34,7 @@ from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rules.growth.growing_line import idle_graph_text
+from fragdoctor.units import format_share, listed, plural
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
@@ -141,6 +142,26 @@ class GradientCheckpointing(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that checkpoints equal layers, unless they already are."""
         return layers_checkpointed(case)
+
+    def basis(self, case: JudgedCase) -> str:
+        """Return which calls the replay runs again, and how much of the activations is in them."""
+        calls = None if case.training is None else case.training.layers
+        if calls is None:
+            return ""
+        n = round(len(calls.first_row) / len(distinct(calls.forward_end_row)))
+        lines: dict[tuple[str, str], list[int]] = {}
+        for frame in filter(None, map(case.context.frame, calls.functions.tolist())):
+            lines.setdefault((frame.function, frame.basename), []).append(frame.line)
+        where = [
+            f"{name} ({file}:{'-'.join(map(str, distinct(np.array([min(own), max(own)]))))})"
+            for (name, file), own in lines.items()
+        ]
+        named = f" of {listed(where)}" if where else ""
+        share = format_share(calls.kept_share, 1.0)
+        return (
+            f"This runs {plural(n, 'repeated call')} a pass{named} again, which hold {share} of "
+            "what it keeps for the backward pass; what is outside of them stays."
+        )
 
 
 def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
