@@ -156,13 +156,14 @@ def _of_modules(stack: I32, stacks: Stacks) -> list[tuple[I32, I32, I32]]:
     frames, offsets = stacks.python.frames, stacks.python.offsets
     views: dict[tuple[int, int, int], tuple[I32, I32, I32]] = {}
     numbers: dict[bytes, int] = {}
+    none = np.full(len(ids), -1, np.int32)
     for at in np.flatnonzero(ids >= 0).tolist():
         first, end = offsets[ids[at] : ids[at] + 2].tolist()
         is_call = stacks.calls_module[frames[first:end]]
         for i in (np.flatnonzero(is_call[1:] & ~is_call[:-1]) + first).tolist():
             key = int(stacks.places[ids[at]]), end - i, int(stacks.functions[frames[i]])
             if key not in views:
-                views[key] = tuple(np.full((3, len(ids)), -1, np.int32))
+                views[key] = (none.copy(), none.copy(), none.copy())
             inner, outer = (x.tobytes() for x in np.split(frames[first:end], [i + 1 - first]))
             values = [numbers.setdefault(text, len(numbers)) for text in (inner, outer)]
             for column, value in zip(views[key], (values[0], frames[i], values[1]), strict=True):
@@ -188,8 +189,9 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
         if calls is None:
             continue
         shapes = [np.sort(stack[low:high]).tobytes() for low, high in calls]
+        # If shapes are equally frequent, take the first: a set's order would vary by process.
         common, n_alike = Counter(shapes).most_common(1)[0]
-        if n_alike <= MOST * k:
+        if n_alike < MOST * k:
             continue
         if calls[-1][1] == len(stack) and shapes[-1] != common:
             calls.pop()  # the trace ends in the middle of this call

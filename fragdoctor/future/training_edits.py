@@ -51,6 +51,7 @@ def loss_in_chunks(
 
     The largest request of the loss and all requests with the same number of elements (of 1, 2, 4 or
     8 bytes) shrink to one part, from the end of the last layer until the backward pass is there.
+    So does what that pass makes for itself.
 
     Args:
         forward_rows: events from which on the logits of each forward pass may appear, and events at
@@ -78,10 +79,9 @@ def loss_in_chunks(
             chosen = is_request[low:high] & np.isin(size, np.array(alike, np.uint64))
             if np.count_nonzero(chosen[: seeds[0] - low]) > MAX_LOGITS:
                 continue  # results of the model's layers have that size, so these are not logits
-            # If the backward pass makes and keeps one, it is the gradient of the output layer.
-            is_passing = (np.arange(low, high) < middle) | (dies[low:high] < high)
-            is_passing |= ops.kind[low:high] == OpKind.FAILED
-            chosen &= is_passing
+            is_backward = (np.arange(low, high) >= middle) & (ops.kind[low:high] == OpKind.MALLOC)
+            # What it keeps are gradients, as of the output layer.
+            chosen = (chosen | is_backward) & ~(is_backward & (dies[low:high] >= high))
             size[chosen] = np.maximum(size[chosen] // np.uint64(n_chunks), np.uint64(1))
         return Operations(table)
 
@@ -376,11 +376,11 @@ class _Calls:
         outputs = np.flatnonzero(self.is_kept & ~self.is_inner)
         result[self.call[outputs]] = dies[outputs]
         seen = (behind >= 0) & (result < NEVER)
-        keeps_own = made[result[seen]] > behind[seen]
-        self.is_needed = self.is_inner
-        if np.count_nonzero(keeps_own) > MOST * len(keeps_own):
-            first = np.minimum(first, result)
-            self.is_needed = self.is_kept
+        keeps_own = np.zeros(len(first), np.bool_)
+        keeps_own[seen] = made[result[seen]] > behind[seen]
+        keeps_own[~seen] = np.count_nonzero(keeps_own[seen]) > MOST * np.count_nonzero(seen)
+        first = np.where(keeps_own, np.minimum(first, result), first)
+        self.is_needed = self.is_inner | (self.is_kept & keeps_own[self.call])
         reached = first < NEVER
         self.wanted = first
         begins = ended[np.maximum(made[first[reached]], 0)]

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from fragdoctor.analysis.training_run import _candidates
 
 
 @pytest.mark.parametrize("seed", ["0", "2", "4"])
@@ -29,3 +32,10 @@ def test_layers_of_two_shapes_are_cut_alike_in_every_process(seed: str, root: Pa
     )
 
     assert done.stdout == "[4, 7]\n"
+
+
+def test_layers_are_cut_by_what_divides_all_their_stacks() -> None:
+    """No stack occurs once in each of three calls."""
+    stack = np.array([1, 2, 1, 2, 2] * 3, np.int32)
+
+    assert [(0, 5), (5, 10), (10, 15)] in list(_candidates(stack))

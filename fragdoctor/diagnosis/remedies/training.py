@@ -91,7 +91,10 @@ class ChunkedLoss(SavingRemedy):
         "cross-entropy (Liger kernel, cut-cross-entropy), which never makes the logits"
     )
     cost = "The output layer runs twice with checkpointed chunks."
-    caveats = ("The sum over chunks must be divided by the number of all tokens.",)
+    caveats = (
+        "The sum over chunks must be divided by the number of all tokens.",
+        "A chunk's gradient of the output layer is held beside their sum, which is not included.",
+    )
     effort = 2
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -157,10 +160,9 @@ class GradientCheckpointing(SavingRemedy):
             for (name, file), own in lines.items()
         ]
         named = f" of {listed(where)}" if where else ""
-        share = format_share(calls.kept_share, 1.0)
         return (
-            f"This runs {plural(n, 'repeated call')} a pass{named} again, which hold {share} of "
-            "what it keeps for the backward pass; what is outside of them stays."
+            f"In each pass, {plural(n, 'repeated call')}{named} run again. They hold "
+            f"{format_share(calls.kept_share, 1.0)} of what the pass keeps; the rest stays."
         )
 
 
