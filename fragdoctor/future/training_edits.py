@@ -51,7 +51,7 @@ def loss_in_chunks(
 
     The largest request of the loss and all requests with the same number of elements (of 1, 2, 4 or
     8 bytes) shrink to one part, from the end of the last layer until the backward pass is there.
-    So does what that pass makes for itself.
+    So does what that pass makes for itself and is as large.
 
     Args:
         forward_rows: events from which on the logits of each forward pass may appear, and events at
@@ -81,7 +81,8 @@ def loss_in_chunks(
                 continue  # results of the model's layers have that size, so these are not logits
             is_backward = (np.arange(low, high) >= middle) & (ops.kind[low:high] == OpKind.MALLOC)
             # What it keeps are gradients, as of the output layer.
-            chosen = (chosen | is_backward) & ~(is_backward & (dies[low:high] >= high))
+            chosen |= is_backward & (size >= alike[-1])
+            chosen &= ~(is_backward & (dies[low:high] >= high))
             size[chosen] = np.maximum(size[chosen] // np.uint64(n_chunks), np.uint64(1))
         return Operations(table)
 
