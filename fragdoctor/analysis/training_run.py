@@ -107,34 +107,34 @@ def _calls(stack: I32, kept: I64, stacks: Stacks) -> tuple[list[tuple[int, int]]
     found: list[tuple[int, int]] = []
     functions: set[int] = set()
     views = _of_modules(stack, stacks)
-    while best := _best(views, kept):
+    while best := _best([view for view, _ in views], kept, are_functions=True):
         which, calls = best
         found += calls
         for low, high in calls:
             functions.update(distinct(views[which][1][low:high]).tolist())
-            for view, *_ in views:
+            for view, _ in views:
                 view[low:high] = -1
-    if not found and (best := _best([(stack, stack, np.zeros_like(stack))], kept)):
+    if not found and (best := _best([stack], kept, are_functions=False)):
         found = best[1]
     return sorted(found), functions
 
 
 def _best(
-    views: Sequence[tuple[I32, I32, I32]], kept: I64
+    views: Sequence[I32], kept: I64, *, are_functions: bool
 ) -> tuple[int, list[tuple[int, int]]] | None:
     """Return the calls that would save most if each kept its input and ran again, and their view.
 
     The largest call is not saved: it is complete again while the backward pass goes through it.
     """
     most, best = 0, None
-    for which, (view, _, caller) in enumerate(views):
-        is_first = np.append(True, (view[:-1] < 0) | (np.diff(caller) != 0))
+    for which, view in enumerate(views):
         for calls in _candidates(view):
+            if any((view[low:high] < 0).any() for low, high in calls):
+                continue
             low, high = calls[0][0], calls[-1][1]
-            first = int(np.flatnonzero(is_first[: low + 1])[-1])
-            # A loop within the function comes after something that is not repeated.
-            is_whole = np.isin(view[first:low], view[low:high]).all()
-            if not is_whole or any((view[low:high] < 0).any() for low, high in calls):
+            entered = int(np.flatnonzero(np.append(True, view[:low] < 0))[-1])
+            # What is only called in a loop comes after something that is not repeated.
+            if are_functions and not np.isin(view[entered:low], view[low:high]).all():
                 continue
             inside = [kept[low:high] for low, high in calls]
             whole = [int(each.sum()) for each in inside]
@@ -145,31 +145,27 @@ def _best(
     return best
 
 
-def _of_modules(stack: I32, stacks: Stacks) -> list[tuple[I32, I32, I32]]:
-    """Return three numbers for each stack of a pass, for each function that modules run.
+def _of_modules(stack: I32, stacks: Stacks) -> list[tuple[I32, I32]]:
+    """Return numbers for the stacks of a pass, and frames, for each function that modules run.
 
-    The first are equal where the function does the same, whichever line of the model called it, and
+    Numbers are equal where the function does the same, whichever line of the model called it, and
     -1 outside of it. Calls from elsewhere in the program, such as those of an evaluation that goes
-    before, are apart. The others are the function's own frame, and its callers together.
+    before, are apart. The frames are those of the function itself.
     """
     ids, member = np.unique(stack, return_inverse=True)
     frames, offsets = stacks.python.frames, stacks.python.offsets
-    views: dict[tuple[int, int, int], tuple[I32, I32, I32]] = {}
+    views: dict[tuple[int, int, int], I32] = {}
     numbers: dict[bytes, int] = {}
-    none = np.full(len(ids), -1, np.int32)
     for at in np.flatnonzero(ids >= 0).tolist():
         first, end = offsets[ids[at] : ids[at] + 2].tolist()
         is_call = stacks.calls_module[frames[first:end]]
         for i in (np.flatnonzero(is_call[1:] & ~is_call[:-1]) + first).tolist():
             key = int(stacks.places[ids[at]]), end - i, int(stacks.functions[frames[i]])
-            if key not in views:
-                views[key] = (none.copy(), none.copy(), none.copy())
-            inner, outer = (x.tobytes() for x in np.split(frames[first:end], [i + 1 - first]))
-            values = [numbers.setdefault(text, len(numbers)) for text in (inner, outer)]
-            for column, value in zip(views[key], (values[0], frames[i], values[1]), strict=True):
-                column[at] = value
+            view = views.setdefault(key, np.full((2, len(ids)), -1, np.int32))
+            inner = frames[first : i + 1].tobytes()
+            view[:, at] = numbers.setdefault(inner, len(numbers)), frames[i]
     member = member.reshape(-1)
-    return [(view[member], own[member], caller[member]) for view, own, caller in views.values()]
+    return [(view[0][member], view[1][member]) for view in views.values()]
 
 
 def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:

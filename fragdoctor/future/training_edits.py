@@ -343,8 +343,7 @@ class _Calls:
         at = np.searchsorted(self.begin, born, side="right") - 1
         inside = (born >= 0) & (at >= 0) & (born < self.end[np.maximum(at, 0)])
         self.call = np.where(inside, at, -1)
-        outlives = self.lives.dies >= self.forward_end[np.maximum(at, 0)]
-        self.is_kept = inside & outlives
+        self.is_kept = inside & (self.lives.dies >= self.forward_end[np.maximum(at, 0)])
         kept = np.flatnonzero(self.is_kept)
         # The backward pass is done with a call's output, the next call's input, before it gets to
         # anything else that the call keeps. If it is not seen, the output is what was made last.
@@ -405,8 +404,7 @@ class _Calls:
         is_own = self.call[of] == call
         made = is_own & (ops.kind[source] == OpKind.MALLOC)
         new_id = np.zeros(len(lives.born), np.uint32)
-        first_new = len(lives.born)
-        new_id[of[made]] = first_new + np.arange(int(made.sum()), dtype=np.uint32)
+        new_id[of[made]] = len(lives.born) + np.arange(int(made.sum()), dtype=np.uint32)
         freed = is_own & is_free(ops.kind[source]) & (new_id[of] > 0)
         chosen = made | freed
         rerun = ops.table[source[chosen]].copy()
@@ -424,9 +422,7 @@ class _Calls:
             (self.end[self.call[inner]], frees_of(inner.astype(np.uint32))),
         ]
         table = ops.table.copy()
-        is_end = (is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)) & (
-            self.is_needed[ops.allocation] & (new_id[ops.allocation] > 0)
-        )
+        is_end = ops.is_end & self.is_needed[ops.allocation] & (new_id[ops.allocation] > 0)
         table["allocation"][is_end] = new_id[ops.allocation[is_end]]
         at = np.concatenate([positions for positions, _ in parts])
         new = np.concatenate([operations for _, operations in parts])
