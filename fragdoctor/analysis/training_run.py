@@ -19,8 +19,8 @@ from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import KEPT_SHARE, kept_of, last_phase
 from fragdoctor.model.arrays import MOST, distinct, median
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.model.snapshot import I32, I64, Bools
-from fragdoctor.trace.stacks import LOSS, StackRoles
+from fragdoctor.model.snapshot import I32, I64
+from fragdoctor.trace.stacks import LOSS, StackRoles, Stacks
 from fragdoctor.trace.trace import Trace
 
 MIN_LAYERS: Final = 2
@@ -33,11 +33,15 @@ class LayerCalls(Struct, frozen=True):
     Attributes:
         first_row, end_row: events of a call's first allocation, and just after its last.
         forward_end_row: where the call's forward pass ends.
+        functions: frames of the functions that are called, if modules are seen to call them.
+        kept_share: share of what these forward passes keep that is made in the calls.
     """
 
     first_row: I64
     end_row: I64
     forward_end_row: I64
+    functions: I64
+    kept_share: float
 
 
 class TrainingRequests(Struct, frozen=True):
@@ -57,58 +61,124 @@ class TrainingRequests(Struct, frozen=True):
 
 
 def find_layers(
-    requests: TrainingRequests, forward: Sequence[tuple[int, int]]
+    requests: TrainingRequests, forward: Sequence[tuple[int, int]], stacks: Stacks
 ) -> LayerCalls | None:
     """Return the calls of equal layers, or None if no forward pass repeats anything.
 
     ``forward`` has the rows at which each forward pass begins and ends.
     """
     first, end, forward_end = [], [], []
-    seen: dict[bytes, list[tuple[int, int]] | None] = {}
+    n_bytes = np.zeros(2, np.int64)  # in the calls, and in all
+    functions: set[int] = set()
+    seen: dict[bytes, tuple[list[tuple[int, int]], set[int]]] = {}
     for low_row, end_row in forward:
         low, high = np.searchsorted(requests.row, (low_row, end_row)).tolist()
         stack = requests.stack[low:high]
+        kept = np.where(requests.freed_row[low:high] >= end_row, requests.size_bytes[low:high], 0)
         # Steps of a steady program are equal: what was found in one step holds for all.
         key = stack.tobytes()
         if key not in seen:
-            is_kept = requests.freed_row[low:high] >= end_row
-            seen[key] = _calls(stack, requests.size_bytes[low:high], is_kept)
-        calls = seen[key]
-        if calls is None:
-            continue
+            seen[key] = _calls(stack, kept, stacks)
+        calls, called = seen[key]
+        functions |= called
         for begin, stop in calls:
             first.append(int(requests.row[low + begin]))
             end.append(int(requests.row[low + stop - 1]) + 1)
             forward_end.append(end_row)
+        if calls:
+            n_bytes += sum(int(kept[begin:stop].sum()) for begin, stop in calls), int(kept.sum())
     if not first:
         return None
     return LayerCalls(
         np.array(first, np.int64),
         np.array(end, np.int64),
         np.array(forward_end, np.int64),
+        functions=np.array(sorted(functions), np.int64),
+        kept_share=float(n_bytes[0] / max(n_bytes[1], 1)),
     )
 
 
-def _calls(stack: I32, size: I64, is_kept: Bools) -> list[tuple[int, int]] | None:
-    """Return the calls of one forward pass as ranges of its allocations."""
-    best: tuple[int, list[tuple[int, int]]] | None = None
-    for calls in _candidates(stack):
-        # How many fewer bytes the pass would keep if each call kept its input and ran again. The
-        # largest call is not saved: it is complete again while the backward pass goes through it.
-        inside = [size[low:high][is_kept[low:high]] for low, high in calls]
-        whole = [int(kept.sum()) for kept in inside]
-        saved = sum(whole) - sum(int(kept[-1]) for kept in inside if len(kept)) - max(whole)
-        if saved > 0 and (best is None or saved > best[0]):
-            best = saved, calls
-    return None if best is None else best[1]
+def _calls(stack: I32, kept: I64, stacks: Stacks) -> tuple[list[tuple[int, int]], set[int]]:
+    """Return the calls of one forward pass as ranges of its allocations, and frames in them.
+
+    They are calls of modules where the stacks show any. A model may have layers of several kinds,
+    such as those of an encoder and of a decoder.
+    """
+    found: list[tuple[int, int]] = []
+    functions: set[int] = set()
+    views = _of_modules(stack, stacks)
+    while best := _best([view for view, _ in views], kept, are_functions=True):
+        which, calls = best
+        found += calls
+        for low, high in calls:
+            functions.update(distinct(views[which][1][low:high]).tolist())
+            for view, _ in views:
+                view[low:high] = -1
+    if not found and (best := _best([stack], kept, are_functions=False)):
+        found = best[1]
+    return sorted(found), functions
+
+
+def _best(
+    views: Sequence[I32], kept: I64, *, are_functions: bool
+) -> tuple[int, list[tuple[int, int]]] | None:
+    """Return the calls that would save most if each kept its input and ran again, and their view.
+
+    The largest call is not saved: it is complete again while the backward pass goes through it.
+    """
+    most, best = 0, None
+    for which, view in enumerate(views):
+        for calls in _candidates(view):
+            if any((view[low:high] < 0).any() for low, high in calls):
+                continue
+            low, high = calls[0][0], calls[-1][1]
+            entered = int(np.flatnonzero(np.append(True, view[:low] < 0))[-1])
+            # What is only called in a loop comes after something that is not repeated.
+            if are_functions and not np.isin(view[entered:low], view[low:high]).all():
+                continue
+            inside = [kept[low:high] for low, high in calls]
+            whole = [int(each.sum()) for each in inside]
+            results = sum(int(each[each > 0][-1:].sum()) for each in inside)
+            saved = sum(whole) - results - max(whole)
+            if saved > most:
+                most, best = saved, (which, calls)
+    return best
+
+
+def _of_modules(stack: I32, stacks: Stacks) -> list[tuple[I32, I32]]:
+    """Return numbers for the stacks of a pass, and frames, for each function that modules run.
+
+    Numbers are equal where the function does the same, whichever line of the model called it, and
+    -1 outside of it. Calls from elsewhere in the program, such as those of an evaluation that goes
+    before, are apart. The frames are those of the function itself.
+    """
+    ids, member = np.unique(stack, return_inverse=True)
+    frames, offsets = stacks.python.frames, stacks.python.offsets
+    views: dict[tuple[int, int, int], I32] = {}
+    numbers: dict[bytes, int] = {}
+    for at in np.flatnonzero(ids >= 0).tolist():
+        first, end = offsets[ids[at] : ids[at] + 2].tolist()
+        is_call = stacks.calls_module[frames[first:end]]
+        for i in (np.flatnonzero(is_call[1:] & ~is_call[:-1]) + first).tolist():
+            key = int(stacks.places[ids[at]]), end - i, int(stacks.functions[frames[i]])
+            view = views.setdefault(key, np.full((2, len(ids)), -1, np.int32))
+            inner = frames[first : i + 1].tobytes()
+            view[:, at] = numbers.setdefault(inner, len(numbers)), frames[i]
+    member = member.reshape(-1)
+    return [(view[0][member], view[1][member]) for view in views.values()]
 
 
 def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
-    """Yield the ways to cut a pass into calls: k calls if a stack occurs k times."""
+    """Yield the ways to cut a pass into calls: k calls if a stack occurs k times.
+
+    Each may occur several times in a call, so what divides all of their numbers is tried as well.
+    """
     ids, member, count = np.unique(stack, return_inverse=True, return_counts=True)
     place = np.argsort(member.reshape(-1), kind="stable")
     places = np.split(place, np.cumsum(count)[:-1])
-    for k in distinct(count[(count >= MIN_LAYERS) & (ids >= 0)]).tolist():
+    counts = count[(count >= MIN_LAYERS) & (ids >= 0)]
+    divisor = np.gcd.reduce(counts) if len(counts) else 0
+    for k in distinct(np.append(counts, divisor if divisor >= MIN_LAYERS else counts[:1])).tolist():
         # A line may allocate several times in each call.
         repeated = [np.sort(places[i]) for i in np.flatnonzero((count % k == 0) & (ids >= 0))]
         calls = _cut(repeated, k, len(stack))
@@ -199,7 +269,8 @@ def training_run(
     if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
     forward = _spans(phases, TrainingPhase.FORWARD)
-    layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
+    passes = list(zip(forward[0].tolist(), forward[1].tolist(), strict=True))
+    layers = find_layers(requests, passes, trace.stacks)
     roles, stack = trace.stacks.roles, requests.stack
     is_checkpointed = bool((roles.recomputes | roles.checkpoints)[stack].any())
     trains = phases.is_training.any() or layers is not None or is_checkpointed

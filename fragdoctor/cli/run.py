@@ -141,7 +141,8 @@ def run(asked: RunOptions) -> int:
     _name(first.bundles, reached)
     is_followed = not (asked.no_diagnosis or asked.no_rehearse)
     if first.failure is not None and diagnosis is not None and is_followed:
-        _follow(first.failure.path, diagnosis, command, asked.rehearse_time, look)
+        failure = first.failure.path
+        diagnosis = _followed(failure, diagnosis, command, asked.rehearse_time, look)
     if asked.cure:
         code = rerun(first, diagnosis, again, directory, _say)
     return code
@@ -219,12 +220,13 @@ def _diagnosed(path: Path) -> Diagnosis | None:
         return None
 
 
-def _follow(
+def _followed(
     bundle: Path, diagnosis: Diagnosis, command: Sequence[str], seconds: str, look: RenderOptions
-) -> None:
+) -> Diagnosis:
     """Rehearse the command that failed, and say what would have let it finish.
 
-    If it cannot be rehearsed, a sentence says so; Ctrl-C stops the rehearsal.
+    If it cannot be rehearsed, a sentence says so; Ctrl-C stops the rehearsal. Returns the diagnosis
+    of the recording that the rehearsal continues, else the one of the recording alone.
     """
     from fragdoctor.cli.rehearse import follow
     from fragdoctor.inputs.cases import read_bundle
@@ -240,10 +242,10 @@ def _follow(
             )  # fmt: skip
     except FragdoctorError as e:
         _say(f"No change could be tried: {e.message} {e.hint}".rstrip())
-        return
+        return diagnosis
     except KeyboardInterrupt:
         _say("The rehearsal was stopped.")
-        return
+        return diagnosis
     decided = [one for one in continued.recommendations if _state(one) is not OutlookState.OPEN]
     for one in decided[:_MOST_CONTINUED]:
         _say(f"Continued with the rehearsal: {one.title}. {wins(one, continued)}")
@@ -251,6 +253,7 @@ def _follow(
     if others == {OutlookState.FAILS} and not decided:
         _say("Continued with the rehearsal, no setting of the allocator lets it finish.")
     sys.stderr.write(f"\n{render('prescription', 'text', prescription, look)}\n")
+    return continued
 
 
 def _state(advice: Recommendation) -> OutlookState:

@@ -13,7 +13,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.alignment import ROUNDED_BYTES
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among
+from fragdoctor.model.arrays import MOST, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
@@ -51,6 +51,7 @@ def loss_in_chunks(
 
     The largest request of the loss and all requests with the same number of elements (of 1, 2, 4 or
     8 bytes) shrink to one part, from the end of the last layer until the backward pass is there.
+    So does what that pass makes for itself and is as large.
 
     Args:
         forward_rows: events from which on the logits of each forward pass may appear, and events at
@@ -78,10 +79,10 @@ def loss_in_chunks(
             chosen = is_request[low:high] & np.isin(size, np.array(alike, np.uint64))
             if np.count_nonzero(chosen[: seeds[0] - low]) > MAX_LOGITS:
                 continue  # results of the model's layers have that size, so these are not logits
-            # If the backward pass makes and keeps one, it is the gradient of the output layer.
-            is_passing = (np.arange(low, high) < middle) | (dies[low:high] < high)
-            is_passing |= ops.kind[low:high] == OpKind.FAILED
-            chosen &= is_passing
+            is_backward = (np.arange(low, high) >= middle) & (ops.kind[low:high] == OpKind.MALLOC)
+            # What it keeps are gradients, as of the output layer.
+            chosen |= is_backward & (size >= alike[-1])
+            chosen &= ~(is_backward & (dies[low:high] >= high))
             size[chosen] = np.maximum(size[chosen] // np.uint64(n_chunks), np.uint64(1))
         return Operations(table)
 
@@ -342,46 +343,58 @@ class _Calls:
         at = np.searchsorted(self.begin, born, side="right") - 1
         inside = (born >= 0) & (at >= 0) & (born < self.end[np.maximum(at, 0)])
         self.call = np.where(inside, at, -1)
-        outlives = self.lives.dies >= self.forward_end[np.maximum(at, 0)]
-        self.is_kept = inside & outlives
+        self.is_kept = inside & (self.lives.dies >= self.forward_end[np.maximum(at, 0)])
         kept = np.flatnonzero(self.is_kept)
-        kept = kept[np.argsort(born[kept], kind="stable")]
-        # The last block that a call keeps is its output: the next call's input, kept anyway.
-        last = np.append(np.diff(self.call[kept]) > 0, True)[: len(kept)]
+        # The backward pass is done with a call's output, the next call's input, before it gets to
+        # anything else that the call keeps. If it is not seen, the output is what was made last.
+        kept = kept[np.lexsort((-born[kept], self.lives.dies[kept], self.call[kept]))]
+        is_first = np.append(True, np.diff(self.call[kept]) > 0)[: len(kept)]
         is_output = np.zeros(n, np.bool_)
-        is_output[kept[last]] = True
+        is_output[kept[is_first]] = True
         self.is_inner = self.is_kept & ~is_output
 
     def _find_wanted(self) -> None:
         """Find the operation before which the backward pass reaches each call.
 
-        By then it has freed what the next call kept, or what the loss kept after the last call,
-        and nothing of this one. ``NEVER`` if the trace does not get there.
+        An operation of the backward pass makes its gradients and then frees what was kept for it,
+        so it begins behind the free before these requests. ``NEVER`` if the trace does not get
+        there.
         """
-        n = len(self.begin)
-        lives, inner = self.lives, np.flatnonzero(self.is_inner)
-        freed = inner[lives.dies[inner] < NEVER]
-        first, last = np.full(n, NEVER), np.full(n, -1)
-        np.minimum.at(first, self.call[freed], lives.dies[freed])
-        np.maximum.at(last, self.call[freed], lives.dies[freed])
-        behind = np.append(last[1:], -1)
-        is_last = np.append(self.forward_end[1:] != self.forward_end[:-1], True)[:n]
-        for i in np.flatnonzero(is_last).tolist():
-            low, high = int(self.end[i]), int(self.forward_end[i])
-            ids = self.ops.allocation[low:high][self.ops.kind[low:high] == OpKind.MALLOC]
-            done = lives.dies[ids]
-            done = done[(done >= high) & (done < first[i])]
-            behind[i] = int(done.max(initial=-1))
-        after = np.where(behind >= 0, behind + 1, first)
-        self.wanted = np.where(first == NEVER, NEVER, np.minimum(after, first))
+        ops, dies = self.ops, self.lives.dies
+        first, last = np.full(len(self.begin), NEVER), np.full(len(self.begin), -1)
+        freed = np.flatnonzero(self.is_inner & (dies < NEVER))
+        np.minimum.at(first, self.call[freed], dies[freed])
+        np.maximum.at(last, self.call[freed], dies[freed])
+        # By then it has freed what the next call of the pass kept.
+        is_followed = np.append(self.forward_end[1:] == self.forward_end[:-1], False)[: len(first)]
+        behind = np.where(is_followed, np.append(last[1:], -1), -1)
+        at = np.arange(len(ops))
+        made = np.maximum.accumulate(np.where(ops.kind == OpKind.MALLOC, at, -1))
+        ended = np.maximum.accumulate(np.where(ops.is_end, at, -1))
+        # The last operation of a layer may have kept nothing but its own result, as a ReLU does.
+        result = np.full(len(first), NEVER)
+        outputs = np.flatnonzero(self.is_kept & ~self.is_inner)
+        result[self.call[outputs]] = dies[outputs]
+        seen = (behind >= 0) & (result < NEVER)
+        keeps_own = np.zeros(len(first), np.bool_)
+        keeps_own[seen] = made[result[seen]] > behind[seen]
+        keeps_own[~seen] = np.count_nonzero(keeps_own[seen]) > MOST * np.count_nonzero(seen)
+        first = np.where(keeps_own, np.minimum(first, result), first)
+        self.is_needed = self.is_inner | (self.is_kept & keeps_own[self.call])
+        reached = first < NEVER
+        self.wanted = first
+        begins = ended[np.maximum(made[first[reached]], 0)]
+        self.wanted[reached] = np.maximum.reduce(
+            [begins + 1, behind[reached] + 1, self.forward_end[reached]]
+        )
 
     def recomputed(self) -> Operations:
         """Return the operations with each call rerun when it is needed."""
         ops, lives = self.ops, self.lives
-        inner = np.flatnonzero(self.is_inner)
+        inner, needed = np.flatnonzero(self.is_inner), np.flatnonzero(self.is_needed)
         # Rerun up to the last result that the backward pass needs; PyTorch stops there.
         stop = self.begin.copy()
-        np.maximum.at(stop, self.call[inner], lives.born[inner] + 1)
+        np.maximum.at(stop, self.call[needed], lives.born[needed] + 1)
         again = np.flatnonzero(self.wanted < NEVER)
         length = stop[again] - self.begin[again]
         source = np.repeat(self.begin[again] - np.cumsum(length) + length, length)
@@ -391,8 +404,7 @@ class _Calls:
         is_own = self.call[of] == call
         made = is_own & (ops.kind[source] == OpKind.MALLOC)
         new_id = np.zeros(len(lives.born), np.uint32)
-        first_new = len(lives.born)
-        new_id[of[made]] = first_new + np.arange(int(made.sum()), dtype=np.uint32)
+        new_id[of[made]] = len(lives.born) + np.arange(int(made.sum()), dtype=np.uint32)
         freed = is_own & is_free(ops.kind[source]) & (new_id[of] > 0)
         chosen = made | freed
         rerun = ops.table[source[chosen]].copy()
@@ -400,16 +412,17 @@ class _Calls:
         rerun["kind"][freed[chosen]] = OpKind.FREE
         # Temporaries that a later layer would have freed end with the call.
         remade = of[made]
-        left = remade[~self.is_inner[remade] & (lives.dies[remade] >= stop[self.call[remade]])]
+        left = remade[~self.is_needed[remade] & (lives.dies[remade] >= stop[self.call[remade]])]
+        # A result that the call itself needs takes the place of the first one, which its user had.
+        used = needed[~self.is_inner[needed] & (new_id[needed] > 0)]
         parts = [
+            (self.wanted[self.call[used]], frees_of(used.astype(np.uint32))),
             (self.wanted[call[chosen]], rerun),
             (self.wanted[self.call[left]], frees_of(new_id[left])),
             (self.end[self.call[inner]], frees_of(inner.astype(np.uint32))),
         ]
         table = ops.table.copy()
-        is_end = (is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)) & (
-            self.is_inner[ops.allocation] & (new_id[ops.allocation] > 0)
-        )
+        is_end = ops.is_end & self.is_needed[ops.allocation] & (new_id[ops.allocation] > 0)
         table["allocation"][is_end] = new_id[ops.allocation[is_end]]
         at = np.concatenate([positions for positions, _ in parts])
         new = np.concatenate([operations for _, operations in parts])

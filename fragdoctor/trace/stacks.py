@@ -310,6 +310,11 @@ class Stacks:
         return np.append(np.unique(key, return_inverse=True)[1].reshape(-1), -1).astype(np.int64)
 
     @cached_property
+    def calls_module(self) -> Bools:
+        """Which frames are PyTorch's own that call a module's function."""
+        return _has(_frame_meanings(self._snapshot), _MODULE)
+
+    @cached_property
     def lines(self) -> I32:
         """Frame ID of the user's own line for each stack, or -1 if it has none."""
         offsets, frames = self._snapshot.stacks.offsets, self._snapshot.stacks.frames

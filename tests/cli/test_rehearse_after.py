@@ -196,7 +196,7 @@ def test_command_that_is_no_file_of_python_is_refused(words: Sequence[str]) -> N
 def test_outcome_of_the_settings_is_said_after_a_failure(
     state: OutlookState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the rehearsal decides, and nothing where it decides nothing."""
+    """Whatever the rehearsal decides; what it rules out is not rerun, either."""
     case = read_case([str(SAMPLES / "capacity_oom.pickle")], Overrides())
     found = diagnose(case)
     refused = found.rejected[0]
@@ -207,7 +207,8 @@ def test_outcome_of_the_settings_is_said_after_a_failure(
     monkeypatch.setattr(rehearse, "follow", lambda *_: (continued, prescription))
     monkeypatch.setattr(cases, "read_bundle", lambda _: case)
 
-    run_verb._follow(Path("oom1"), found, ["train.py"], "30s", RenderOptions())
+    left = run_verb._followed(Path("oom1"), found, ["train.py"], "30s", RenderOptions())
 
+    assert left is continued
     said = "no setting of the allocator lets it finish" in capsys.readouterr().err
     assert said == (state is OutlookState.FAILS)

@@ -815,3 +815,14 @@ def test_request_for_each_number_with_each_is_told_by_what_is_live(n_live, n_ask
     found = diagnose(Case(snapshot=columns(snapshot(held, traces=[events]))))
 
     assert ("all-pairs" in codes(found)) is is_told
+
+
+def test_checkpointing_names_the_calls_that_run_again(root: Path) -> None:
+    """Of two kinds of layers, and how much of the pass they hold."""
+    path = root / "tests" / "future" / "recordings" / "staged.pickle.gz"
+
+    found = diagnose(Case(snapshot=read_snapshot(path)))
+
+    (why,) = (r.why for r in found.recommendations if r.code == "gradient-checkpointing")
+    assert "7 repeated calls of forward (train.py:89-91) and forward (transformer.py" in why
+    assert "They hold 92% of what the pass keeps" in why

@@ -98,11 +98,22 @@ def test_edit_predicts_the_peak_of_the_changed_program(model: str, variant: str)
     assert_close(peaks(bench, EDITS[variant](run)), PEAKS[model][variant])
 
 
-@pytest.mark.parametrize("model", ["gpt", "conv", "wide"])
+@pytest.mark.parametrize("model", ["gpt", "conv", "wide", "staged"])
 def test_the_recorded_run_itself_is_exact(model: str) -> None:
     bench, _ = recorded(model)
 
     assert peaks(bench, combined([])) == tuple(PEAKS[model]["base"])
+
+
+def test_layers_of_unequal_shapes_and_several_kinds_are_checkpointed() -> None:
+    """They are called from several lines, and an evaluation of the same model goes before."""
+    bench, run = recorded("staged")
+    found, real = peaks(bench, layers(run))[0], PEAKS["staged"]["ckpt"][0]
+
+    assert run.layers is not None
+    assert len(np.unique(run.layers.functions)) > 2
+    assert run.layers.kept_share > 0.9
+    assert abs(found - real) <= ALLOCATED * real
 
 
 def test_loss_on_what_the_layers_make_is_not_computed_in_chunks() -> None:

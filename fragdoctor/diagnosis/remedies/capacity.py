@@ -70,6 +70,10 @@ class SavingRemedy(Remedy):
         The result is empty if the trace does not show what the change would act on.
         """
 
+    def basis(self, case: JudgedCase) -> str:  # noqa: ARG002 - for those that override it
+        """Return what the edits act on, if that has to be told."""
+        return ""
+
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the change if memory is short, or if a healthy run could do with less."""
         if case.training is None:
@@ -96,7 +100,7 @@ class SavingRemedy(Remedy):
         # An edit only models the changed program, so nothing is proven.
         sure = max(bench.confidence(best.result), Confidence.LIKELY, key=list(Confidence).index)
         judged = proposal.saying(
-            why=saving_text(case, bench, best),
+            why=" ".join(filter(None, (saving_text(case, bench, best), self.basis(case)))),
             confidence=sure if best.result.outlook is not None else Confidence.LIKELY,
             saves_bytes=saved,
             predicted=bench.predicted(best.result),
@@ -117,9 +121,10 @@ class SavingRemedy(Remedy):
         if not self.is_usual or case.cause not in SHORT_OF_MEMORY:
             return None
         less = f"falls by {format_size(saved)} only" if saved >= MIB else "does not fall"
+        reason = self.basis(case) or f"It is made up of things other than {self.acts_on}."
         why = (
             f"Replayed with {self.doing}: the peak of {format_size(bench.peak_bytes)} live memory "
-            f"{less}. It is made up of things other than {self.acts_on}."
+            f"{less}. {reason}"
         )
         told = proposal.saying(why=why, confidence=Confidence.LIKELY, saves_bytes=None)
         return replace(told, is_rejected=True)

@@ -34,6 +34,7 @@ from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rules.growth.growing_line import idle_graph_text
+from fragdoctor.units import format_share, listed, plural
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
@@ -91,7 +92,10 @@ class ChunkedLoss(SavingRemedy):
         "logits"
     )
     cost = "The output layer runs twice with checkpointed chunks."
-    caveats = ("The sum over chunks must be divided by the number of all tokens.",)
+    caveats = (
+        "The sum over chunks must be divided by the number of all tokens.",
+        "A chunk's gradient of the output layer is held beside their sum, which is not included.",
+    )
     effort = 2
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -142,6 +146,25 @@ class GradientCheckpointing(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that checkpoints equal layers, unless they already are."""
         return layers_checkpointed(case)
+
+    def basis(self, case: JudgedCase) -> str:
+        """Return which calls the replay runs again, and how much of the activations is in them."""
+        calls = None if case.training is None else case.training.layers
+        if calls is None:
+            return ""
+        n = round(len(calls.first_row) / len(distinct(calls.forward_end_row)))
+        lines: dict[tuple[str, str], list[int]] = {}
+        for frame in filter(None, map(case.context.frame, calls.functions.tolist())):
+            lines.setdefault((frame.function, frame.basename), []).append(frame.line)
+        where = [
+            f"{name} ({file}:{'-'.join(map(str, distinct(np.array([min(own), max(own)]))))})"
+            for (name, file), own in lines.items()
+        ]
+        named = f" of {listed(where)}" if where else ""
+        return (
+            f"In each pass, {plural(n, 'repeated call')}{named} run again. They hold "
+            f"{format_share(calls.kept_share, 1.0)} of what the pass keeps; the rest stays."
+        )
 
 
 def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:

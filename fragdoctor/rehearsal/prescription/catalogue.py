@@ -339,8 +339,11 @@ def accumulated(traits: Traits, n: int) -> Treatment:
     )
 
 
-def sharded(traits: Traits, n: int) -> Treatment:
-    """Return fully sharded data parallelism over n GPUs, each with its part of the batch."""
+def sharded(traits: Traits, n: int, *, stays_whole: bool = False) -> Treatment:
+    """Return fully sharded data parallelism over n GPUs, each with its part of the batch.
+
+    Parameters that stay whole until the backward pass are gathered once, as in ZeRO 2.
+    """
     model, size = _model(traits), batch_size(traits)
     lines = [
         f"# torchrun --nproc-per-node {n} ...",
@@ -351,19 +354,24 @@ def sharded(traits: Traits, n: int) -> Treatment:
         "# before the optimizer is made:",
     ]
     units = [f"{model}{written}" for written in traits["units"].values()]
+    how = ", reshard_after_forward=False" if stays_whole else ""
     if units:
-        lines += [f"for part in {_together(units)}:", "    fully_shard(part)"]
-    lines.append(f"fully_shard({model})")
+        lines += [f"for part in {_together(units)}:", f"    fully_shard(part{how})"]
+    lines.append(f"fully_shard({model}{how})")
     number = traits.get("number")
     if size:
         whose = "" if number else " of a DistributedSampler"
         lines.append(f"# batches of {size // n}{whose} on each GPU")
     return Treatment(
         "fully-shard",
-        f"FSDP over {n} GPUs{'' if size else ', the whole batch on each'}",
+        f"FSDP over {n} GPUs{', parameters gathered once a step' if stays_whole else ''}"
+        f"{'' if size else ', the whole batch on each'}",
         _split_numerics(traits) if size else Numerics.DIFFERENT,
         lines=lines,
-        specs=[f"fully-shard:{n}", *([number.spec(n)] if number else [])],
+        specs=[
+            f"fully-shard:{n}{':whole' if stays_whole else ''}",
+            *([number.spec(n)] if number else []),
+        ],
         n_gpus=n,
         batch_divisor=n,
     )

@@ -436,7 +436,9 @@ class CureSearch:
         make = partial(catalogue.sharded, traits)
         enough = self._split([*_doubling(counts[:-1]), *counts[-1:]], make)
         fewer = [n for n in counts if n < enough]
-        bisect_left(fewer, 1, key=lambda n: self._try(make(n)).fits)  # called for its tries
+        at = bisect_left(fewer, 1, key=lambda n: self._try(make(n)).fits)
+        if enough:  # if there is room for it, a third less is sent
+            self._try(make([*fewer, enough][at], stays_whole=True))
 
     def _combine(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> bool:
         """Try what leaves the results alone together, then add what does not.
