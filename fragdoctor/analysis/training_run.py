@@ -65,13 +65,16 @@ def find_layers(
     """
     first, end, forward_end = [], [], []
     seen: dict[bytes, list[tuple[int, int]] | None] = {}
-    for low_row, end_row in forward:
+    # What still lives when the second next pass ends, no backward pass waits for.
+    until = [*(end_row for _, end_row in forward[2:]), NO_ROW, NO_ROW]
+    for (low_row, end_row), until_row in zip(forward, until, strict=False):
         low, high = np.searchsorted(requests.row, (low_row, end_row)).tolist()
         stack = requests.stack[low:high]
         # Steps of a steady program are equal: what was found in one step holds for all.
         key = stack.tobytes()
         if key not in seen:
-            is_kept = requests.freed_row[low:high] >= end_row
+            freed_row = requests.freed_row[low:high]
+            is_kept = (freed_row >= end_row) & (freed_row <= until_row)
             seen[key] = _calls(stack, requests.size_bytes[low:high], is_kept)
         calls = seen[key]
         if calls is None:

@@ -13,7 +13,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.alignment import ROUNDED_BYTES
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
@@ -342,8 +342,11 @@ class _Calls:
         at = np.searchsorted(self.begin, born, side="right") - 1
         inside = (born >= 0) & (at >= 0) & (born < self.end[np.maximum(at, 0)])
         self.call = np.where(inside, at, -1)
-        outlives = self.lives.dies >= self.forward_end[np.maximum(at, 0)]
-        self.is_kept = inside & outlives
+        dies, ends = self.lives.dies, distinct(self.forward_end)
+        # What still lives when the second next pass ends, something else keeps.
+        until = np.append(ends, [NEVER, NEVER])[np.searchsorted(ends, self.forward_end) + 2]
+        of = np.maximum(at, 0)
+        self.is_kept = inside & (dies >= self.forward_end[of]) & (dies <= until[of])
         kept = np.flatnonzero(self.is_kept)
         kept = kept[np.argsort(born[kept], kind="stable")]
         # The last block that a call keeps is its output: the next call's input, kept anyway.
