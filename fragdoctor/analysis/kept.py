@@ -83,7 +83,7 @@ def find_kept(
         phases: phases of the trace, or None if the file shows no passes.
     """
     least = LARGE_SHARE * max(1, active_bytes)
-    if sum(g.survivor_bytes for g in growth) < least:
+    if sum(g.survivor_bytes for g in growth) + _older_bytes(trace, growth) < least:
         return _growing_buffer(trace, steps, least)
     kept = _traced(trace, phases, growth, steps)
     thaws = kept.pattern is KeptPattern.OPTIMIZER and _is_once_for_each_weight(trace, kept.rows)
@@ -231,6 +231,16 @@ def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
     first, last = min(g.first_event for g in lines), max(g.last_event for g in lines)
     inside = (lives.start[rows] >= first) & (lives.start[rows] <= last)
     return rows[np.isin(frame, [g.frame for g in lines]) & inside]
+
+
+def _older_bytes(trace: Trace, lines: Sequence[Growth]) -> int:
+    """Return the bytes of blocks from before the trace that were made as what grows now is."""
+    lives = trace.lives_of_program
+    older = np.flatnonzero((lives.start < 0) & (lives.free == NEVER) & (lives.stack >= 0))
+    if not lines or not len(older):
+        return 0
+    made = distinct(lives.stack[survivors(trace, lines)])
+    return int(lives.size_bytes[older[is_among(lives.stack[older], made)]].sum())
 
 
 def _kinds(trace: Trace, stack: I32) -> I64:

@@ -71,10 +71,14 @@ def find_layers(
     n_bytes = np.zeros(2, np.int64)  # in the calls, and in all
     functions: set[int] = set()
     seen: dict[bytes, tuple[list[tuple[int, int]], set[int]]] = {}
-    for low_row, end_row in forward:
+    # What still lives when the second next pass ends, no backward pass waits for.
+    until = [*(end_row for _, end_row in forward[2:]), NO_ROW, NO_ROW]
+    for (low_row, end_row), until_row in zip(forward, until, strict=False):
         low, high = np.searchsorted(requests.row, (low_row, end_row)).tolist()
         stack = requests.stack[low:high]
-        kept = np.where(requests.freed_row[low:high] >= end_row, requests.size_bytes[low:high], 0)
+        freed_row = requests.freed_row[low:high]
+        is_kept = (freed_row >= end_row) & (freed_row <= until_row)
+        kept = np.where(is_kept, requests.size_bytes[low:high], 0)
         # Steps of a steady program are equal: what was found in one step holds for all.
         key = stack.tobytes()
         if key not in seen:

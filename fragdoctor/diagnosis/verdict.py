@@ -345,6 +345,18 @@ def _failure_caught(e: CaseEvidence) -> Hypothesis | None:
     return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY)
 
 
+def _attempt_held(e: CaseEvidence) -> Hypothesis | None:
+    """An attempt that failed before is still held while the next one runs."""
+    left, failed = e.context.left_of_attempts, e.failed
+    if left is None or failed is None or not _explains_reading(e, left.n_bytes):
+        return None
+    summary = (
+        f"An earlier attempt that failed still holds {format_size(left.n_bytes)}, through the "
+        f"exception that was caught; the {failed.request_text} no longer fit."
+    )
+    return Hypothesis(Cause.TRANSIENT_PEAK, summary, Confidence.LIKELY)
+
+
 def _evaluation(e: CaseEvidence) -> Hypothesis | None:
     """An evaluation gathers its results, or builds a graph that no backward pass will use.
 
@@ -506,6 +518,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _growth,
     _container_fills,
     _failure_caught,
+    _attempt_held,
     _evaluation,
     _old_model_held,
     _setting_mends,

@@ -114,8 +114,12 @@ def _ends(trace: Trace) -> I64 | None:
         ends = marked[1]
     elif is_optimizer.any() or len(backward):
         ends = after[is_optimizer if is_optimizer.any() else is_backward]
-        if not is_optimizer.any() and len(ends) < MIN_STEPS:
-            ends = ends[:0]  # as far as is known, these are micro-batches of a first step
+        if not is_optimizer.any():
+            # Fewer may be micro-batches of a first step. Passes that keep most of what they took
+            # (create_graph) are inner steps of one that a later backward pass ends.
+            n_whole = np.count_nonzero(_lets_go(trace, ends))
+            if len(ends) < MIN_STEPS or 2 * n_whole < len(ends):
+                ends = ends[:0]
         if trace.ends_in_failure and len(ends) and ends[-1] == trace.n_events:
             ends = ends[:-1]  # the failure at the end cut this one off
     else:
@@ -234,7 +238,7 @@ def _evaluates(trace: Trace, calls: I64, place: I64, since: int) -> Bools:
     result = np.zeros(len(calls), np.bool_)
     for one in distinct(of_visit).tolist():
         visits = rows[of_visit == one]
-        if len(visits) >= MIN_STEPS and _lets_go(trace, visits):
+        if len(visits) >= MIN_STEPS and _lets_go(trace, visits).all():
             result |= (calls >= since) & (place == one)
     return result
 
@@ -334,16 +338,17 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
         if covered < MIN_COVERED or rows[at[-1]] < least:
             continue
-        if count[c] >= MIN_STEPS or _lets_go(trace, rows[at]):
+        if count[c] >= MIN_STEPS or _lets_go(trace, rows[at]).all():
             return rows[at]
     return None
 
 
-def _lets_go(trace: Trace, rounds: I64) -> bool:
-    """Return whether each round frees most of what it took, as calls without a graph do.
+def _lets_go(trace: Trace, rounds: I64) -> Bools:
+    """Return which rounds free most of what they took, as calls without a graph do.
 
     The calls of a forward pass that trains keep what they took for the backward pass.
     """
     before = trace.totals.allocated_bytes[rounds]
     _, high = trace.totals.envelope("allocated_bytes", rounds)
-    return bool((2 * np.diff(before) < high[:-1] - before[:-1]).all())
+    result: Bools = 2 * np.diff(before) < high[:-1] - before[:-1]
+    return result

@@ -13,7 +13,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.alignment import ROUNDED_BYTES
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import MOST, is_among
+from fragdoctor.model.arrays import MOST, distinct, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
@@ -343,7 +343,11 @@ class _Calls:
         at = np.searchsorted(self.begin, born, side="right") - 1
         inside = (born >= 0) & (at >= 0) & (born < self.end[np.maximum(at, 0)])
         self.call = np.where(inside, at, -1)
-        self.is_kept = inside & (self.lives.dies >= self.forward_end[np.maximum(at, 0)])
+        dies, ends = self.lives.dies, distinct(self.forward_end)
+        # What still lives when the second next pass ends, something else keeps.
+        until = np.append(ends, [NEVER, NEVER])[np.searchsorted(ends, self.forward_end) + 2]
+        of = np.maximum(at, 0)
+        self.is_kept = inside & (dies >= self.forward_end[of]) & (dies <= until[of])
         kept = np.flatnonzero(self.is_kept)
         # The backward pass is done with a call's output, the next call's input, before it gets to
         # anything else that the call keeps. If it is not seen, the output is what was made last.

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.analysis.kept import LARGE_SHARE
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
@@ -165,6 +166,14 @@ class Context(Struct, frozen=True, dict=True):
         found = find_weight_copies(a.trace, a.phases, state)
         least = LARGE_SHARE * int(a.timeline.allocated_bytes[state])
         return found if found is not None and found.n_bytes >= least else None
+
+    @cached_property
+    def left_of_attempts(self) -> LeftMemory | None:
+        """What attempts before the failed one left in memory, or None if little."""
+        a, event = self.analysis, self.failed_event
+        if a is None or event is None or a.timeline is None:
+            return None
+        return left_of_attempts(a.trace, a.ooms, event)
 
     @property
     def uses_given_capacity(self) -> bool:

@@ -21,6 +21,7 @@ from analysis.training_loop import (
     TrainingLoop,
 )
 from builders import MIB, frame
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.growing_buffers import find_growing_buffers
@@ -117,6 +118,22 @@ def test_find_kept_losses_without_a_backward_pass_are_those_of_an_evaluation():
     assert kept is not None
     assert kept.pattern is KeptPattern.EVALUATION
     assert KeptKind.LOSS in {k.kind for k in kept.kinds}
+
+
+def test_find_kept_little_of_a_cut_trace_counts_with_what_was_kept_before_it():
+    loop, ends = trained(), []
+    for _ in range(100):
+        loop.step()
+        loop.new(MIB, HOOK)
+        ends.append(len(loop.toy.events))
+    data = loop.recording()
+    data["device_traces"][0] = data["device_traces"][0][ends[-6] :]
+
+    analysis = analyze_device(from_python(data), 0)
+
+    assert analysis.kept is not None
+    assert analysis.kept.slope_bytes == MIB
+    assert 20 * analysis.kept.survivor_bytes < analysis.active_bytes
 
 
 def test_find_kept_graphs_of_every_third_step_are_found_though_those_free_nothing():

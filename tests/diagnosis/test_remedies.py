@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from analysis.training_loop import CALL, MAIN, PARAMETERS, TORCH, UPDATE, USER, TrainingLoop
+from analysis.training_loop import (
+    CALL,
+    HIDDEN,
+    MAIN,
+    OUTPUT,
+    PARAMETERS,
+    TORCH,
+    UPDATE,
+    USER,
+    TrainingLoop,
+)
 from builders import MIB, alloc, block, columns, frame, oom, segment, segment_alloc, snapshot
 from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
@@ -23,7 +33,7 @@ from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments,
 from fragdoctor.diagnosis.remedies.attention import attention_frame
 from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
-from fragdoctor.diagnosis.remedies.leaks import is_evaluation
+from fragdoctor.diagnosis.remedies.leaks import gather_on_host, is_evaluation
 from fragdoctor.diagnosis.remedies.outside_pytorch import free_other_process
 from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy, Weight, helps
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
@@ -35,6 +45,8 @@ from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
+from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
@@ -60,6 +72,29 @@ def by_code(diagnosis, code):
 def judged(case):
     context = build_contexts(case)[0]
     return JudgedCase(context, find_verdict(CaseEvidence(context, None)))
+
+
+def test_results_joined_by_an_evaluation_are_left_out_with_the_request_that_failed():
+    loop, joined = TrainingLoop(), None
+    loop.build()
+    for _ in range(3):
+        loop.step()
+    for i in range(9):
+        loop.free(loop.new(MIB, HIDDEN[0]), OUTPUT)
+        longer = loop.new((i + 1) * 8 * MIB, OUTPUT)
+        if joined:
+            loop.free(joined, OUTPUT)
+        joined = longer
+    loop.refuse(80 * MIB, OUTPUT)
+    case = judged(Case(snapshot=loop.snapshot()))
+    proposal = next(gather_on_host.propose(case))
+    reproduction = reproduce(case.context.analysis.trace)
+    ops = Operations.of(reproduction.operations)
+
+    changed = proposal.attempts[0].edit.change(reproduction, ops)
+
+    assert ops.size[ops.is_request].max() == 80 * MIB
+    assert changed.size[changed.is_request].max() < 16 * MIB
 
 
 class Tried(Remedy):
@@ -825,4 +860,4 @@ def test_checkpointing_names_the_calls_that_run_again(root: Path) -> None:
 
     (why,) = (r.why for r in found.recommendations if r.code == "gradient-checkpointing")
     assert "7 repeated calls of forward (train.py:89-91) and forward (transformer.py" in why
-    assert "They hold 92% of what the pass keeps" in why
+    assert "They hold 98% of what the pass keeps" in why

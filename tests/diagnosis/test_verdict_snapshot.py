@@ -355,6 +355,20 @@ def test_diagnose_evaluation_that_gathers_its_results_is_a_peak_and_may_gather_o
     assert "free-leak" not in {r.code for r in found.recommendations}
 
 
+def test_diagnose_retry_with_an_earlier_attempt_still_held_is_about_that_attempt():
+    loop = TrainingLoop()
+    loop.build()
+    for size in (40 * MIB, 15 * MIB):
+        loop.forward()
+        loop.refuse(size, LINEAR)
+
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert found.verdict.cause is Cause.TRANSIENT_PEAK
+    assert "An earlier attempt that failed still holds 22.00 MiB" in found.verdict.summary
+    assert "retry-outside-except" in {r.code for r in found.recommendations}
+
+
 def test_diagnose_evaluation_that_builds_a_graph_is_a_peak_that_no_grad_lowers():
     loop = deeply_trained()
     for stack in deep_layers(20, "validate"):

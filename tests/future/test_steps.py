@@ -19,6 +19,7 @@ from analysis.training_loop import (
     ENGINE,
     INPUT,
     PARAMETERS,
+    SEED,
     TEMPORARY,
     TORCH,
     TrainingLoop,
@@ -352,6 +353,24 @@ def test_loops_of_inference_are_evaluation() -> None:
 
     assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
     assert set(run.steps().kind.tolist()) == {StepKind.EVALUATION}
+
+
+@pytest.mark.parametrize("keeps_graph", [True, False])
+def test_backward_passes_that_keep_the_graph_are_inner_steps(keeps_graph: bool) -> None:
+    """Without an optimizer, a pass that frees what it used may end a step (``create_graph``)."""
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(6):
+        _, *activations = loop.forward()
+        if not keeps_graph:
+            loop.backward(activations)
+            loop.zero_grad()
+            continue
+        for _ in activations:
+            loop.new(ACTIVATION, ENGINE)
+        loop.free(loop.new(512, SEED), SEED)
+
+    assert (len(Steps.of(Trace.of(loop.snapshot(), 0))) > 2) is not keeps_graph
 
 
 @pytest.mark.parametrize("n_rounds", [2, 3])

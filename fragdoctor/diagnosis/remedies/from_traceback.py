@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
+from fragdoctor.analysis.failed_attempts import LeftMemory
 from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import (
     ROOM_FOR_STEPS,
@@ -162,7 +162,7 @@ def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]
         and not (m.frames and m.frames[-1].code.startswith("raise"))
         for m in said
     )
-    attempts = _left(case)
+    attempts = case.context.left_of_attempts
     left = 0 if attempts is None else attempts.n_bytes
     if not (is_in_handler or left) or case.cause in CLOSED:
         return
@@ -188,11 +188,3 @@ def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
     caught = np.array([oom.row for oom in analysis.ooms], np.int64)
     removed = np.sort(np.append(caught[caught < found.row], found.starts))
     return [Attempt.of_edit(requests_removed(removed))]
-
-
-def _left(case: JudgedCase) -> LeftMemory | None:
-    """Return what is left of the attempts before the last failed one, or None if little is."""
-    analysis, event = case.context.analysis, case.context.failed_event
-    if analysis is None or event is None or not analysis.capture.has_trace:
-        return None
-    return left_of_attempts(analysis.trace, analysis.ooms, event)

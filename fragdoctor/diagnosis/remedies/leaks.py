@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
+from fragdoctor.analysis.growing_buffers import buffers_of
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, without
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
+from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.growth.growing_line import (
     gathered_text,
     growth_text,
@@ -21,6 +26,7 @@ from fragdoctor.rules.growth.growing_line import (
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, format_size
 
 FREEING: Final = (
@@ -263,7 +269,7 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if the failure came while an evaluation gathered its results."""
     analysis = case.context.analysis
     kept = None if analysis is None else analysis.gathered
-    if kept is None or not case.is_allocator_case:
+    if kept is None or analysis is None or not case.is_allocator_case:
         return
     yield remedy.proposal(
         weight=Weight.CURES,
@@ -272,8 +278,15 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         locations=kept_stack(case.context, kept),
         cost="A copy to the host for each batch; as much host memory.",
         saves_bytes=kept.survivor_bytes,
-        attempts=_without(kept),
+        attempts=_without(kept) or _without_buffers(analysis.trace),
     )
+
+
+def _without_buffers(trace: Trace) -> list[Attempt]:
+    """Return the run without the buffers that grow by copies, as if they grew on the host."""
+    asks = np.isin(trace.events.action, (Action.ALLOC, Action.OOM))
+    asks &= np.isin(trace.events.stack, [b.stack for b in buffers_of(trace)])
+    return [Attempt.of_edit(requests_removed(np.flatnonzero(asks), "buffers on the host"))]
 
 
 # ---- from trial to trial ---------------------------------------------------------------------
