@@ -20,6 +20,7 @@ from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, is_last_straw, name_of
 from fragdoctor.diagnosis.run_state import backed_off, run_state
+from fragdoctor.diagnosis.verdict_contrast import with_contrast
 from fragdoctor.diagnosis.verdict_ledger import in_ledger
 from fragdoctor.diagnosis.verdict_message import (
     as_told,
@@ -217,6 +218,9 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 def find_verdict(evidence: CaseEvidence) -> Verdict:
     """Return the verdict of the first row that applies, with other causes the evidence supports."""
     row, decided = next((row, found) for row in ROWS if (found := row(evidence)) is not None)
+    log = evidence.context.case.oom
+    if log is not None and not evidence.is_of_snapshot:
+        decided = with_contrast(decided, evidence.context.message, log.settings)
     beside = (*_beside(evidence), evidence.reading.cause, *evidence.reading.also)
     verdict = Verdict(
         decided.cause,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.model.case import IMAGES, SEQUENCES, ToldSettings
+from fragdoctor.inputs.told_contrast import told_contrast
+from fragdoctor.model.case import IMAGES, SEQUENCES, ContrastKind, ToldSettings
 from fragdoctor.model.measures import measures_in, options_shown
 
 MAX_CHARS: Final = 256 * 1024
@@ -31,12 +32,6 @@ _BATCH: Final = re.compile(
     rf"(?:\s{{0,3}}[:=]{{1,2}}\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
     rf"[`'\"(]{{0,2}}(?P<size>[1-9]\d{{0,3}}|{'|'.join(_IN_WORDS)})\b(?![.,]\d|[-x*])",
     re.ASCII,
-)
-_RAISED: Final = re.compile(
-    r"(?i)\b(?:when|if|once|after|as soon as|whenever) (?:(?:I|we) )?"
-    r"(?:increas|rais|enlarg|bump)\w{1,3}"
-    r"(?: up)? (?P<what>(?:the |my )?(?!(?:gpu |cuda |v?ram |memory|usage|loss))\w{2,20}"
-    r"(?: (?!(?:to|from|by|and|it|the|cuda|gpu)\b)\w{2,20}){0,3})"
 )
 _WORKS: Final = re.compile(
     r"(?i)[^.!?;\n]{0,40}?\b(?:works?|worked|success\w{0,10}|(?:is|runs?) (?:ok|fine|well))\b"
@@ -110,21 +105,6 @@ _SAMPLES: Final = {
     r"|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
 }
 """What a smaller sample is, by words that name one."""
-_PARTS: Final = (
-    r"(?:(?!(?:the|of|these|those|my|our|its|such|in|on|to|and|or)\b)[a-z]{2,12}[ -])?"
-    r"(?:points|b?boxes|edges|neighbou?rs|agents|particles|atoms|residues|rays|gaussians|splats"
-    r"|objects|queries|proposals|anchors|candidates|keypoints|voxels|vertices|faces|triangles"
-    r"|entities|genes|transitions|trajectories|experien[ct][ie]{0,2}s|pairs)\b"
-)
-"""What one sample, or what is computed at once, consists of; data sets consist of other things, and
-nodes and instances may be machines."""
-_COUNTED: Final = re.compile(
-    rf"(?i)(?:\b(?:number of|amount of|(?:so |too )?many|(?:a )?lots? of|thousands of|millions of)"
-    rf"|(?<![\w.,])\d{{1,3}}(?:,?\d{{3}}){{1,3}}|(?<![\w.,])\d{{1,3}}(?:\.\d)?"
-    rf"(?:k|m| thousand| million)) (?P<noun>{_PARTS})"
-    rf"|\b(?P<named>{_PARTS})(?: (?:number|count)\b| (?:is|are) (?:too |so )?(?:many|much|large)\b)"
-)
-"""What a text counts, in its own words."""
 _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
@@ -154,10 +134,9 @@ def told_settings(text: str) -> ToldSettings:
         and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
     ]
     least = min((_number(m["size"]) for m in failing), default=None)
-    raised = _RAISED.search(done)
+    contrast = told_contrast(head, done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
-    counted = _COUNTED.search(head)
     visible = _VISIBLE.search(head)
     # If no sentence names a sample, names of files, functions and scripts may.
     for told in (head, head.replace("_", " ")):
@@ -171,13 +150,13 @@ def told_settings(text: str) -> ToldSettings:
         batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
         batch_size=least,
         is_smaller_batch_tried=_TRIED.search(head) is not None,
-        raised=raised["what"] if raised else "",
+        contrast=contrast,
         in_use=tuple(sorted(measures_in(done))),
         options=options_shown(done),
         smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
-        else (f"fewer {(counted['noun'] or counted['named']).lower()}",)
-        if counted is not None
+        else (f"fewer {contrast.fails}",)
+        if contrast.kind is ContrastKind.COUNTED
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),

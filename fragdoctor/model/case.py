@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct, field
@@ -227,6 +228,35 @@ class ServerShare(Struct, frozen=True):
     n_bytes: int
 
 
+class ContrastKind(StrEnum):
+    """What differs between a run that a text says works and one that fails."""
+
+    VERSION = "version"
+    CHANGE = "change"
+    RAISED = "raised"
+    DATA = "data"
+    AMOUNT = "amount"
+    LARGE = "large"
+    BUFFER = "buffer"
+    COUNTED = "counted"
+
+
+class ToldContrast(Struct, frozen=True):
+    """What a text says a failure depends on, in its own words (hostile).
+
+    Attributes:
+        kind: what differs, None if the text does not say.
+        fails: what it fails with: an option, a version, a data set.
+        works: the version or the amount that works; anything else works without it.
+        at: the value at which it fails.
+    """
+
+    kind: ContrastKind | None = None
+    fails: str = ""
+    works: str = ""
+    at: str = ""
+
+
 class ToldSettings(Struct, frozen=True):
     """What a text says of the settings of its run.
 
@@ -234,7 +264,7 @@ class ToldSettings(Struct, frozen=True):
         batch_option: the batch's option as the text spells it; hostile text.
         batch_size: the smallest batch that the text names, None if it names none.
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
-        raised: what it says fails since it was raised, in its words; hostile text.
+        contrast: what the failure depends on, by its words.
         in_use: measures against a lack of memory that the text says are in use.
         options: options that it shows with a value, as ``max-model-len``; hostile text.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
@@ -245,7 +275,7 @@ class ToldSettings(Struct, frozen=True):
     batch_option: str = ""
     batch_size: int | None = None
     is_smaller_batch_tried: bool = False
-    raised: str = ""
+    contrast: ToldContrast = ToldContrast()
     in_use: Sequence[str] = ()
     options: frozenset[str] = frozenset()
     smaller_samples: Sequence[str] = ()

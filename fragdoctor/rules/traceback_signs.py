@@ -417,6 +417,8 @@ SERVER_START: Final = "server-start"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
+GENERATION: Final = "generation"
+LOSS: Final = "loss-of-vocabulary"
 CALLS_OF_LIBRARIES: Final = r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("
 """Methods by which libraries run their models, which keep no graph there."""
 
@@ -969,8 +971,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="growing-concatenation",
         doing="while a tensor was extended by torch.cat",
         title="Collect the pieces on the CPU, and concatenate once",
-        change="call parts.append(x.detach().cpu()) in the loop, and torch.cat(parts) once after "
-        "it",
+        change="call parts.append(x.detach().cpu()) in the loop (.cpu() alone keeps the graph), "
+        "and torch.cat(parts) once after it",
         why="Extending a tensor copies all of it each time: the old and the new one exist "
         "together, and everything it holds stays on the GPU.",
         # torch 2.13: cat returns a new tensor. What a layer joins in a variable of its own, such as
@@ -979,7 +981,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         unless=(Place(named=r"forward", code=_extended(r"[A-Za-z_]\w*")),),
     ),
     TracebackSign(
-        name="loss-of-vocabulary",
+        name=LOSS,
         doing="while computing logits over the whole vocabulary or their loss",
         is_of_batch=True,
         title="Compute the loss in chunks, or fused",
@@ -1007,7 +1009,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         unless=(Place(file=r"/transformers/generation/"),),  # which asks for no loss
     ),
     TracebackSign(
-        name="generation",
+        name=GENERATION,
         doing="while text was generated",
         is_training=False,
         is_surrounding=True,

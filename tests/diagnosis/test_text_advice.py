@@ -2685,3 +2685,111 @@ def test_figures_say_more_than_words_around_them():
 
     assert full.cause is Cause.CAPACITY
     assert roomy.cause is Cause.HOST_MEMORY
+
+
+# ---- what a text says a failure depends on ----
+
+
+@pytest.mark.parametrize(
+    ("said", "told", "title", "change"),
+    [
+        (
+            "If I turn on `keep_maps`, it ends with CUDA out of memory.",
+            "it fails with keep_maps and works without",
+            "Leave out keep_maps",
+            "bound what it keeps",
+        ),
+        (
+            "It runs fine in torch 0.3.1, but in torch 0.4.0 it is CUDA out of memory.",
+            "it fails with torch 0.4.0 and not with torch 0.3.1",
+            "Go back to torch 0.3.1",
+            "torch.no_grad()",
+        ),
+        (
+            "CUDA out of memory with num_beams set to 60.",
+            "it fails with num_beams 60",
+            "Lower num_beams from 60",
+            "in several calls",
+        ),
+        (
+            "It works for 20 speakers, but 90 speakers end in CUDA out of memory.",
+            "it works with 20 speakers and fails with 90",
+            "Use no more than 20 speakers at a time",
+            "join their results",
+        ),
+        (
+            "The demo trains fine. With my own dataset I get CUDA out of memory.",
+            "the same settings work with other data",
+            "Limit the largest samples of the data set",
+            "cut, resize or drop",
+        ),
+        (
+            "CUDA out of memory for longer recordings.",
+            "it fails with long recordings",
+            "Split long recordings, or make them smaller",
+            "one after the other",
+        ),
+        (
+            "CUDA out of memory. The vocabulary has 750,000 entries.",
+            "the number of entries of the vocabulary is large",
+            "Use fewer entries of the vocabulary at a time",
+            "adaptive or sampled softmax",
+        ),
+    ],
+)
+def test_what_the_failure_depends_on_is_named_and_undone(said, told, title, change):
+    verdict, first = first_of(f"{said}\n")
+
+    assert verdict.cause is Cause.CAPACITY
+    assert told in verdict.summary
+    assert first.title == title
+    assert change in first.change
+
+
+def test_replay_buffer_is_given_a_limit_instead_of_more_ram():
+    verdict, first = first_of("The RAM keeps growing with my replay buffer until it is killed.\n")
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert "it fills up to its limit" in verdict.summary
+    assert first.title == "Give the replay buffer a lower limit"
+
+
+def test_memory_that_grows_with_what_was_raised_is_no_leak():
+    verdict, first = first_of("GPU memory keeps growing to OOM when I increase the beam size.\n")
+
+    assert verdict.cause is Cause.CAPACITY
+    assert first.title == "Lower the beam size again"
+
+
+def test_shape_of_a_tensor_that_no_device_holds_outweighs_the_version():
+    figures = (
+        "CUDA out of memory. Tried to allocate 150.00 GiB (GPU 0; 23.70 GiB total capacity; "
+        "8.36 GiB already allocated; 4.59 GiB free; 16.23 GiB reserved in total by PyTorch)"
+    )
+
+    _, first = first_of(f"It works in widget 1.4, and fails in widget 1.5.\n{figures}\n")
+
+    assert first.title == "Shrink the one huge tensor"
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        (
+            "The training on crops is fine, but the validation is CUDA out of memory.",
+            "Evaluate on inputs no larger than in training",
+        ),
+        (
+            "CUDA out of memory in the validation, even with a batch size of one.",
+            "Evaluate without gradients, and keep no results on the GPU",
+        ),
+        (
+            "CUDA out of memory in the validation.",
+            "Evaluate without gradients, and in smaller batches",
+        ),
+    ],
+)
+def test_evaluation_needs_less_of_what_differs_from_training(said, title):
+    _, first = first_of(f"{said}\n")
+
+    assert first.title == title

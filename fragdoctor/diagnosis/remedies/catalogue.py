@@ -25,6 +25,7 @@ from fragdoctor.diagnosis.remedies import (
     pairs,
     pools,
     serving,
+    told_contrast,
     training,
     weights,
 )
@@ -39,6 +40,7 @@ from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size
 
 _FILES: Final = (
+    told_contrast,
     allocator_settings,
     weights,
     attention,

@@ -152,15 +152,20 @@ FEWER: Final = {
     r"node|edge|neighbo|PyG$": "sample neighbors instead of using the whole graph (NeighborLoader "
     "of PyG, or DGL's); multiply by a sparse matrix (torch.sparse, SparseTensor) instead of "
     "making a message for each edge; use fewer features or heads",
+    r"class|identit|vocab": "merge or drop rare ones (subwords instead of words), or score a "
+    "sample of them (adaptive or sampled softmax, partial FC), since the last layer, its gradients "
+    "and its results grow with them; keep the arg max before predictions are resized",
     r"experien|transition|trajector": "store them on the CPU (.cpu(), or NumPy arrays), and move "
     "only the sampled batch to the GPU",
-    r"^fewer (?!frames)": "work on them in chunks (for part in x.split(n)) and join the results, "
-    "since a matrix of all pairs takes the square of their number; or draw fewer of them",
+    r"^fewer (?!frames)": "draw fewer of them (sample, merge or crop); where pairs of them are "
+    "compared, work in chunks (for part in x.split(n)) and join the results, since a matrix of all "
+    "pairs takes the square of their number",
 }
 """What helps, by the words for what a text counts; the first pattern that matches decides."""
 
 
-def less_of_counted(case: JudgedCase) -> str:
+def less_of_counted(case: JudgedCase, noun: str = "") -> str:
     """Return how to make less of what the text counts, or "" if it counts nothing known."""
-    less = " ".join((*case.told.smaller_samples, *(f.name for f in case.frameworks[:1])))
+    counted = (noun,) if noun else case.told.smaller_samples
+    less = " ".join((*counted, *(f.name for f in case.frameworks[:1])))
     return next((change for words, change in FEWER.items() if re.search(words, less)), "")

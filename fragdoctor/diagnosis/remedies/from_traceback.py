@@ -29,6 +29,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change
 from fragdoctor.model.measures import NUMBERS, TILED
 from fragdoctor.rules.traceback_signs import (
+    EVALUATION,
     FIRST_GPU,
     GROWTH,
     INFERENCE,
@@ -61,6 +62,8 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
         return _of_later_step(case, sign, message)
     if sign.name == GROWTH:
         return _of_growth(case, sign, message)
+    if sign.name == EVALUATION and not own:
+        return _of_evaluation(case, sign, message)
     cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
     if sign.name == VAE and TILED in case.told.in_use:
         return "Use smaller tiles, or fewer pixels at once", change
@@ -87,6 +90,27 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     return sign.title, sign.change
 
 
+_ON_PARTS: Final = (
+    r"(?i)\b(?:crop|patch|segment|super.?res|nerf\b|rays?\b|render|denois|deblur|dehaz|inpaint"
+    r"|whole image|full.?(?:size|resolution))"
+)
+"""Words of programs that train on parts of an image and evaluate on whole ones."""
+
+
+def _of_evaluation(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
+    """Return what an evaluation needs more for than training, whose batch is not all."""
+    no_graph, less, numbers = sign.change.split("; ")
+    is_part = re.search(_ON_PARTS, message.said) and "volatile" not in message.said
+    if is_part or (case.told.batch_cannot_shrink and case.asks_for_large_share):
+        parts = "run it on crops, tiles or chunks of that size, and join the results"
+        title = "Evaluate on inputs no larger than in training"
+        return title, f"{parts}; keep the arg max of classes before resizing; {no_graph}; {numbers}"
+    if case.told.batch_cannot_shrink:
+        return sign.title.replace("in smaller batches", NO_BATCH), f"{no_graph}; {numbers}"
+    return sign.title, f"{no_graph}; {less}; {numbers}"
+
+
+NO_BATCH: Final = "keep no results on the GPU"
 CAPPED: Final = (
     "sort or cap what differs from batch to batch (lengths, boxes, nodes); store only .item() or "
     ".detach().cpu() in your own metrics, hooks and callbacks"

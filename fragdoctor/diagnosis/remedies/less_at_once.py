@@ -40,10 +40,6 @@ ANY_BATCH: Final = (
     "frames"
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
-FITTED: Final = (
-    "go back to the value that fit; where each one holds a copy of the model, spread the copies "
-    "over more GPUs, or store the weights in fewer bits"
-)
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
@@ -180,8 +176,6 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
     The text's own option is named with its value, unless a framework's words name it.
     """
     told = case.told
-    if told.raised and "batch" not in told.raised.lower():
-        return f"Lower {told.raised} again", FITTED
     if told.batch_cannot_shrink:
         return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
     if _names_big_model(case):
