@@ -86,7 +86,8 @@ def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
     for priority, _start, hit in sorted(ranked, key=lambda item: (item[1], item[0])):
         if kept and hit.start < kept[-1][1].end:
             # MPS and cudaMallocAsync also say "Tried to allocate": the more specific family wins
-            if kept[-1][0] == -1 and priority >= 0 and hit.start <= kept[-1][1].start:
+            is_as_whole = hit.start <= kept[-1][1].start and hit.end >= kept[-1][1].end
+            if kept[-1][0] == -1 and priority >= 0 and is_as_whole:
                 kept[-1] = (priority, hit)
             continue
         kept.append((priority, hit))
