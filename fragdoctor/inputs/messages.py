@@ -17,7 +17,8 @@ from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.quoted_code import quoted_code
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
-from fragdoctor.inputs.told_failures import told_failure, told_kill_or_load
+from fragdoctor.inputs.told_complaints import told_complaint
+from fragdoctor.inputs.told_failures import told_failure, told_kill
 from fragdoctor.inputs.told_settings import told_settings
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import CLAUSES, hits
@@ -170,7 +171,7 @@ def find_messages(text: str) -> OomLog:
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
-        or list(filter(None, [fullest_gpu(text) or told_failure(text) or told_kill_or_load(text)]))
+        or [m for read in _TOLD if (m := read(text)) is not None][:1]
         or _look_alike(text)
     )
     ledger = ledger_of(text)
@@ -195,6 +196,10 @@ def find_messages(text: str) -> OomLog:
         ledger=ledger,
         program=parts,
     )
+
+
+_TOLD: Final = (fullest_gpu, told_failure, told_kill, told_complaint)
+"""Readers of what people say, where no program's message is known; the first that reads one."""
 
 
 def _with_table(messages: list[OomMessage], text: str, ledger: Ledger) -> list[OomMessage]:
