@@ -58,7 +58,14 @@ from fragdoctor.rules.growth.growing_line import (
 )
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
-from fragdoctor.rules.traceback_signs import is_seen_to_fail_late, is_seen_to_grow
+from fragdoctor.rules.traceback_signs import (
+    FIRST_GPU,
+    KEPT_IN_USE,
+    RAN_BEFORE,
+    is_seen_to_fail_late,
+    is_seen_to_grow,
+    shows_sign,
+)
 from fragdoctor.story.trends import accumulation, growth_sentence, rise_bytes
 from fragdoctor.units import GIB, format_count, format_size, plural
 
@@ -477,13 +484,15 @@ def _growth_in_code(e: CaseEvidence) -> Hypothesis | None:
 
 
 def _growth_told(e: CaseEvidence) -> Hypothesis | None:
-    """People wrote that memory grows: a leak if nothing else is known."""
+    """People wrote that memory grows, or is held from before: a leak if nothing else is known."""
     message, reading = e.context.message, e.reading
     if message is None or reading.confidence is not Confidence.POSSIBLE:
         return None
     is_late = reading.cause is Cause.CAPACITY and is_seen_to_fail_late(message)
     is_elsewhere = reading.cause in (Cause.OTHER_PROCESS, Cause.HOST_MEMORY)
-    if is_late or is_elsewhere or not is_seen_to_grow(message):
+    is_elsewhere |= shows_sign(message, FIRST_GPU)  # where it grows with the number of GPUs
+    is_kept = is_seen_to_grow(message) or shows_sign(message, RAN_BEFORE, KEPT_IN_USE)
+    if is_late or is_elsewhere or not is_kept:
         return None
     return replace(reading, cause=Cause.LEAK, row="growth-told")
 

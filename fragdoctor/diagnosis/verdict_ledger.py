@@ -20,7 +20,7 @@ ON_HOST: Final = (
     "there in page-locked memory), so host memory is what the driver could not get. On Windows it "
     "counts against the page file."
 )
-OF_RANKS: Final = (
+OFRANKS: Final = (
     "The processes of several GPUs also hold memory on one of them: each makes a CUDA context "
     "there (0.3 to 0.9 GiB), or loads a checkpoint onto it."
 )
@@ -33,7 +33,17 @@ OF_OTHERS: Final = (
     "another GPU after CUDA has started, or misspells the name of the variable, still runs on the "
     "first."
 )
-_RANKS: Final = regex(r"(?i)process|\branks?\b|\bddp\b|\bworkers?\b|torchrun|DistributedDataPar")
+OF_FIRST: Final = (
+    "According to the text, the program also uses a GPU that was not chosen for it: tensors moved "
+    "by .cuda() or to 'cuda' without a number, and CUDA's context, go to the first GPU that it "
+    "sees, which others may fill."
+)
+OF_EARLIER: Final = (
+    "According to the text, memory was taken before this program took any: another program holds "
+    "it, or what is left of an earlier run, perhaps where nvidia-smi does not show it (another "
+    "container)."
+)
+RANKS: Final = regex(r"(?i)process|\branks?\b|\bddp\b|\bworkers?\b|torchrun|DistributedDataPar")
 _DATA_PARALLEL: Final = regex(r"(?<!Distributed)\bDataParallel")
 """One process for each GPU, and one for all of them, the first of which then holds more."""
 
@@ -69,13 +79,17 @@ def in_ledger(
 def _of_others(message: OomMessage, ledger: Ledger) -> tuple[str, str] | None:
     """Return which processes besides this one hold the GPU's memory, as a row and a sentence."""
     sign = sign_of(message)
-    is_of_ranks = _RANKS.search(message.said) and not _DATA_PARALLEL.search(message.said)
+    is_of_ranks = RANKS.search(message.said) and not _DATA_PARALLEL.search(message.said)
     if sign is not None and sign.name == FIRST_GPU and is_of_ranks and not ledger.is_shared:
-        return "ranks", OF_RANKS
+        return "ranks", OFRANKS
+    if ledger.uses_first and not ledger.is_chosen:
+        return "first", OF_FIRST
     if ledger.n_sharing > 1:
         n = "several" if ledger.n_sharing == 2 else f"up to {ledger.n_sharing}"
         return "sharing", OF_SHARING.format(n=n)
     is_full = message.sub_kind == GPU_TABLE and ledger.free_gpu is not None
     if is_full or (ledger.has_others and not ledger.is_chosen):
         return "others", OF_OTHERS
+    if ledger.held_before:
+        return "earlier", OF_EARLIER
     return None

@@ -9,7 +9,16 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
-from fragdoctor.model.case import AFTER_ANY_FAILURE, GPU_EMPTY, GPU_TABLE, OomLog, OomMessage
+from fragdoctor.model.case import (
+    AFTER_ANY_FAILURE,
+    GPU_EMPTY,
+    GPU_TABLE,
+    KEPT_MEMORY,
+    TOO_MUCH,
+    UNEVEN,
+    OomLog,
+    OomMessage,
+)
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence, in_bytes
@@ -18,6 +27,7 @@ from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
+    RAN_BEFORE,
     is_at_first_call,
     is_seen_to_fail_late,
     n_steps_passed,
@@ -148,7 +158,14 @@ TOLD: Final = {
         settled_by="nvidia-smi and free -h during the run show which of them fills up.",
         also=(Cause.CAPACITY, Cause.HOST_MEMORY),
     ),
-    "uneven": Hypothesis(
+    KEPT_MEMORY: Hypothesis(
+        Cause.LEAK,
+        "According to the text, memory is not given back after its use: something still refers to "
+        "it, or its process still runs. PyTorch keeps freed memory in its cache, which is no loss.",
+        settled_by="Print torch.cuda.memory_allocated() after gc.collect(): that much is still "
+        "referred to.",
+    ),
+    UNEVEN: Hypothesis(
         Cause.CAPACITY,
         "According to the text, one of several GPUs holds more than the others and fills up first. "
         "With DataParallel, the first GPU also gathers all outputs.",
@@ -307,6 +324,12 @@ def _allocator(message: OomMessage) -> Hypothesis:
         when = f" {doing}" if doing else ""
         summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
         settled_by = "Paste the whole error, including its numbers and its traceback."
+        if message.sub_kind == TOO_MUCH:
+            summary = f"The text says that the program takes more memory than it should{when}"
+            summary += "." if doing else ", but not what takes it."
+            settled_by = "A snapshot shows which lines take it."
+        elif sign is not None and sign.name == RAN_BEFORE:
+            summary = f"{summary.partition(',')[0]}, whose tensors are most likely still held."
     else:
         return found
     return replace(found, summary=summary, settled_by=settled_by)
@@ -583,6 +606,8 @@ def _host(message: OomMessage) -> Hypothesis:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:
         summary = "The host ran out of memory, not the GPU."
+        if message.variant == "told":
+            summary = "According to the text, it is the host's memory that is short, not the GPU's."
         if message.requested_bytes is not None:
             asked = format_size(message.requested_bytes)
             summary = f"The host, not the GPU, could not satisfy a request of {asked}."

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.told_failures import MAX_CHARS, SENTENCES, SHORTAGE
 from fragdoctor.model.case import GPU_TABLE, OomMessage
-from fragdoctor.model.ledger import Ledger
+from fragdoctor.model.growth_words import NOT_RELEASED, STAYS
+from fragdoctor.model.ledger import HELD_BEFORE, USES_FIRST, Ledger
 from fragdoctor.units import MIB
 
 _ROWS: Final = re.compile(
@@ -28,13 +29,14 @@ _MIN_USED: Final = 512
 _GONE: Final = (
     r"\b(?:zombie|(?:crash|kill|terminat|interrupt|stopp?|finish|exit|abort|end)(?:s|e[sd]|ing)?)\b"
 )
-_KEPT: Final = (
-    r"(?:(?:\bnot|n't|\bnever|\bwithout)\s(?:be(?:en|ing)?\s)?(?:releas|free[ds]?\b|dealloc)"
-    r"|\b(?:still|keeps?|remains?)\s(?:occup|hold|held|us(?:es|ed|ing)\b|in use|tak))"
-)
+_KEPT: Final = f"(?:{NOT_RELEASED}|{STAYS})"
 _OUTLIVES: Final = re.compile(
     rf"{_GONE}[^\n]{{0,200}}?\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}"
     rf"|{_GONE}[^\n]{{0,200}}?{_KEPT}[^\n]{{0,60}}?\b(?:memory|vram)\b"
+    r"|(?:kill|终止|结束|中断|停止|ctrl ?\+? ?c)[^。\n]{0,60}显[存卡][^。\n]{0,10}?"
+    r"(?:[不未没]有?释放|占)"
+    r"|\bzombie process\w{0,2} (?:\w+ ){0,3}?(?:occup|hold|keep|us|tak)\w{1,4}\b[^\n]{0,40}?"
+    r"\bmemory\b"
     rf"|\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}[^\n]{{0,60}}?\bafter\b[^\n]{{0,60}}?{_GONE}",
     re.IGNORECASE,
 )
@@ -127,6 +129,8 @@ def ledger_of(text: str) -> Ledger:
     said = [s.group() for s in SENTENCES.finditer(head)]
     return Ledger(
         free_gpu=free[0] if free else None,
+        uses_first=re.search(USES_FIRST, head) is not None,
+        held_before=re.search(rf"(?i){HELD_BEFORE}", head) is not None,
         has_others=any(_tells_of_others(s) for s in said if _GPU.search(s)),
         is_chosen=_CHOSEN.search(head) is not None,
         n_sharing=_sharing(head, said),

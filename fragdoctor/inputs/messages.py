@@ -17,7 +17,8 @@ from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.quoted_code import quoted_code
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
-from fragdoctor.inputs.told_failures import told_failure, told_kill_or_load
+from fragdoctor.inputs.told_complaints import told_complaint
+from fragdoctor.inputs.told_failures import told_failure, told_kill
 from fragdoctor.inputs.told_settings import told_settings
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import CLAUSES, hits
@@ -86,7 +87,8 @@ def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
     for priority, _start, hit in sorted(ranked, key=lambda item: (item[1], item[0])):
         if kept and hit.start < kept[-1][1].end:
             # MPS and cudaMallocAsync also say "Tried to allocate": the more specific family wins
-            if kept[-1][0] == -1 and priority >= 0 and hit.start <= kept[-1][1].start:
+            is_as_whole = hit.start <= kept[-1][1].start and hit.end >= kept[-1][1].end
+            if kept[-1][0] == -1 and priority >= 0 and is_as_whole:
                 kept[-1] = (priority, hit)
             continue
         kept.append((priority, hit))
@@ -169,7 +171,7 @@ def find_messages(text: str) -> OomLog:
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
-        or list(filter(None, [fullest_gpu(text) or told_failure(text) or told_kill_or_load(text)]))
+        or [m for read in _TOLD if (m := read(text)) is not None][:1]
         or _look_alike(text)
     )
     ledger = ledger_of(text)
@@ -194,6 +196,10 @@ def find_messages(text: str) -> OomLog:
         ledger=ledger,
         program=parts,
     )
+
+
+_TOLD: Final = (fullest_gpu, told_failure, told_kill, told_complaint)
+"""Readers of what people say, where no program's message is known; the first that reads one."""
 
 
 def _with_table(messages: list[OomMessage], text: str, ledger: Ledger) -> list[OomMessage]:

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import TRAINING, OomMessage
+from fragdoctor.model.case import TOO_MUCH, TRAINING, OomMessage
 from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
 from fragdoctor.model.gpus import CARDS
 from fragdoctor.model.growth_words import GROWS
-from fragdoctor.model.ledger import ON_FIRST
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
@@ -92,6 +91,10 @@ _ON_HOST: Final = re.compile(
     re.IGNORECASE,
 )
 _ON_METAL: Final = re.compile(r"(?<!bare.)\bmetal", re.IGNORECASE | re.ASCII)
+_NOT_GPU: Final = re.compile(r"(?i)\bnot (?:on |the |in )*(?:gpu|cuda)\w*")
+_IN_RAM: Final = re.compile(
+    r"(?i)data ?loader|workers\b|\bload\w* (?:\w+ ){0,4}data ?sets?|\bram\b|\bdevice\W{1,6}cpu\b"
+)
 _ANY_MEMORY: Final = "内存"
 """Memory of the host or, beside words for a GPU, of the GPU."""
 _KILLED: Final = re.compile(
@@ -113,7 +116,7 @@ def told_failure(text: str) -> OomMessage | None:
     post: who asks for help tells of a failure.
     """
     head = text[:MAX_CHARS]
-    at, first_told, weak, is_post = 0, None, None, _POST.search(head) is not None
+    at, first_told, weak, is_post = 0, None, None, asks_for_help(head)
     while found := SHORTAGE.search(head, at):
         first = max(found.start() - _MAX_TEXT, 0)
         start = max(head.rfind("\n", first, found.start()) + 1, first)
@@ -131,7 +134,10 @@ def told_failure(text: str) -> OomMessage | None:
         is_told = reports_failure(told, before, line, is_report=is_title or is_head)
         if is_told or (is_post and reports_failure(told, before, line, is_post=True)):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
-            message = replace(_message(found, told, head), text=" ".join(line.split()))
+            message = replace(message_of(found, told, head), text=" ".join(line.split()))
+            grows = message.kind == ALLOCATOR and re.search(f"(?i){GROWS}", told)
+            if grows and all(m["loose"] for m in SHORTAGE.finditer(head)):
+                message = replace(message, sub_kind=TOO_MUCH)  # it did not fail yet
             if not (is_told or is_plain):
                 weak = weak or message  # another sentence may tell of the failure itself
             elif _ON_DEVICE.search(told) or _ON_HOST.search(told):
@@ -142,13 +148,13 @@ def told_failure(text: str) -> OomMessage | None:
     return first_told or weak
 
 
-def told_kill_or_load(text: str) -> OomMessage | None:
-    """Return what a post tells that names no shortage: a kill, or a GPU that holds the most.
+def told_kill(text: str) -> OomMessage | None:
+    """Return what a text tells of a kill, without the reason for it.
 
     The kernel kills what is too large for the host; it does not look at the GPU.
     """
     head = text[:MAX_CHARS]
-    is_post = _POST.search(head) is not None
+    is_post = asks_for_help(head)
     for killed in _KILLED.finditer(head):
         line = head[head.rfind("\n", 0, killed.start()) + 1 : killed.end()]
         around = head[max(0, killed.start() - _MAX_TEXT) : killed.end() + _MAX_TEXT]
@@ -157,19 +163,17 @@ def told_kill_or_load(text: str) -> OomMessage | None:
         ):
             message = OomMessage(HOST, "cpu", is_device_oom=False, sub_kind="oom-killer")
             return replace(message, variant="told", text=" ".join(line.split()))
-    folded = " ".join(head[: MAX_CHARS // 8].split())
-    first = re.search(ON_FIRST, folded, re.IGNORECASE) if is_post else None
-    if first is None or not (_IN_PARALLEL.search(head) and _HOLDS.search(head)):
-        return None
-    message = OomMessage(ALLOCATOR, "cuda", is_device_oom=True, sub_kind="uneven", variant="told")
-    return replace(message, text=first.group(), after=folded[:_MAX_TEXT])
+    return None
 
 
 _NEEDS_MEMORY: Final = re.compile(
     rf"(?ia){TRAINING}|\bv?ram\b|\bgpus?\b|\bload(?:s|ed|ing)?\b|\bmodel|\bdata ?sets?\b"
 )
-_IN_PARALLEL: Final = re.compile(r"(?i)parallel|torchrun|\bddp\b|\branks?\b|multi.?gpu|process")
-_HOLDS: Final = re.compile(r"(?i)\bmemory|\b\d{2,6} ?Mi?B\b|\bGi?B\b|\bload|\boom\b")
+
+
+def asks_for_help(text: str) -> bool:
+    """Return whether a text is of somebody who asks for help, and so tells of a failure."""
+    return _POST.search(text) is not None
 
 
 def _is_of_torch(around: str) -> bool:
@@ -181,19 +185,22 @@ def _is_of_torch(around: str) -> bool:
     return bool(_TRAINS.search(around) and is_on_device) and not is_other
 
 
-def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
+def message_of(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
+    named_by = found.groupdict().get  # a complaint has no such groups
     on_host = _ON_HOST.search(found.group())
     named = found.group() if on_host and on_host.group() != _ANY_MEMORY else told
-    is_on_device = _ON_DEVICE.search(named) is not None
-    around = head[max(0, found.start() - 700) : found.end() + 700]
+    is_on_device = _ON_DEVICE.search(_NOT_GPU.sub("", named)) is not None
+    around = _NOT_GPU.sub("", head[max(0, found.start() - 700) : found.end() + 700])
     # The system kills for its own memory; for the GPU's memory a program gets an error.
     kill = _KILLED.search(around)
     is_on_device &= kill is None or not kill["system"]
     is_on_host = not is_on_device and (kill or _ON_HOST.search(told)) is not None
+    if not (is_on_host or _ON_DEVICE.search(around)):  # data that is loaded is on the host
+        is_on_host = _IN_RAM.search(around) is not None
     if is_on_host:
         kind, sub_kind = HOST, ""
-    elif found["torch"] or found["name"] or frameworks_in((), around) or _is_of_torch(around):
+    elif named_by("torch") or named_by("name") or frameworks_in((), around) or _is_of_torch(around):
         kind, sub_kind = ALLOCATOR, "figures-lost"
     else:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"
@@ -203,6 +210,6 @@ def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
         is_device_oom=not is_on_host,
         sub_kind=sub_kind,
         variant="told",
-        requested_bytes=None if found["bytes"] is None else int(found["bytes"]),
+        requested_bytes=int(asked) if (asked := named_by("bytes")) else None,
         line=head.count("\n", 0, found.start()) + 1,
     )

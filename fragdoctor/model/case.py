@@ -27,6 +27,12 @@ GPU_TABLE: Final = "gpu-table"
 GPU_EMPTY: Final = "gpu-empty"
 """``sub_kind`` of a driver's error where the text shows GPUs with nothing on them."""
 
+UNEVEN: Final = "uneven"
+KEPT_MEMORY: Final = "kept-memory"
+TOO_MUCH: Final = "too-much"
+"""``sub_kind`` of messages that only complain about memory: one GPU holds more than the others,
+what was used is not given back, or a program takes too much."""
+
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )"
     r"train(?!ed (?:model|on|weights|network)|\(False)"

@@ -15,10 +15,10 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.lazy import regex
-from fragdoctor.model.case import TRAINING, OomMessage, TracebackFrame
+from fragdoctor.model.case import KEPT_MEMORY, TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import RUN_ONLY, VLLM_LOG, Change, frameworks_in
-from fragdoctor.model.growth_words import GROWS
+from fragdoctor.model.growth_words import GROWS, KEPT
 from fragdoctor.model.ledger import ON_FIRST
 
 
@@ -215,10 +215,15 @@ _PASSED: Final = regex(
 """How bars and lines of a log show steps that were taken: what all steps need does fit."""
 
 
+def shows_sign(message: OomMessage, *names: str) -> bool:
+    """Return whether the sign of a message has one of these names."""
+    sign = sign_of(message)
+    return sign is not None and sign.name in names
+
+
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
-    sign = sign_of(message)
-    return sign is not None and sign.name == LATE
+    return shows_sign(message, LATE)
 
 
 _FIRST_CALLS: Final = (
@@ -259,7 +264,9 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     # People who train may quote a part of their code.
     is_part = sign.name == INFERENCE and message.code.unused_graph and message.is_of_training
     is_excluded = any(p.matches(frame) for p in sign.unless for frame in message.frames)
-    if is_step or is_part or is_excluded:
+    # A program that has run out of memory may keep it only because of that.
+    is_after = sign.name == KEPT_IN_USE and message.sub_kind != KEPT_MEMORY
+    if is_step or is_part or is_excluded or is_after:
         return True
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
     if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
@@ -350,13 +357,22 @@ _EVALUATES: Final = (
 )
 """The ways in which people say that an evaluation or a test failed, and not the training."""
 
+_SERIES: Final = r"\b(?:iterations|epochs|batches|episodes)\b"
+"""What is done again and again: what each of them does not give back adds up."""
+
 _GROWS: Final = (
-    rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
+    rf"(?:{GROWS}|(?s:\A(?=.*{_SERIES}).*{KEPT})|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
     r"|\bretain_graph(?: ?= ?|[^\w\n]?参数[^\n]{0,12})True"
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
 )
 """The signs that something is kept from step to step, beside the words."""
+
+_GATHERS: Final = (
+    r"\b(?:append|aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,4}?"
+    r"(?:predictions|logits|outputs|results)\b"
+)
+"""What an evaluation does that keeps the results of all batches."""
 
 _LONG: Final = (
     r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?"
@@ -396,7 +412,7 @@ _TIMES: Final = r"(?:again|twice|a second time|(?:multiple|several|many) times|m
 _RAN_BEFORE: Final = (
     r"(?is:\A(?=.*(?:\bjupyter|\bnotebooks?\b|\bcolab\b|\bkaggle\b|\bcells?\b|\bipy(?:thon|kernel)))"
     r"(?!.*\bre(?:start|set)\w*\b[^.\n]{0,80}\b(?:still|same|no luck|(?:not|n't|no) (?:\w+ )?help))"
-    rf".*(?:\bre-?r[au]n(?:s|ning)?\b|\b(?:r[au]n|execut)\w* (?:\w+ ){{0,4}}?{_TIMES}\b"
+    rf".*(?:\bre[- ]?r[au]n(?:s|ning)?\b|\b(?:r[au]n|execut)\w* (?:\w+ ){{0,4}}?{_TIMES}\b"
     r"|\b(?:second|2nd|next) (?:try|time|run|attempt)\b|\bonly (?:works|runs) once\b"
     r"|\b(?:until|unless|without|have to|need to|must) (?:\w+ )?restart(?:ing)? (?:\w+ ){0,2}"
     r"(?:kernel|runtime|notebook|session)\b))"
@@ -423,6 +439,8 @@ CALLS_OF_LIBRARIES: Final = r"\.(?:infer|inference|predict|upscale|transcribe|en
 """Methods by which libraries run their models, which keep no graph there."""
 
 GROWTH: Final = "growth"
+RAN_BEFORE: Final = "ran-before"
+KEPT_IN_USE: Final = "kept-in-use"
 EVALUATION: Final = "evaluation"
 LATE: Final = "later-step"
 LARGE_SHARE: Final = 0.25
@@ -726,8 +744,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
         in_words=rf"(?is)\A(?=.*{_EVALUATES})"
         rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b"
-        r"|\b(?:aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,3}?"
-        r"(?:predictions|logits|outputs|results)\b|\bcompute_metrics\b))",
+        rf"|{_GATHERS}|\bcompute_metrics\b))|\A(?=.*\b(?:eval|valid)\w*).*{_GATHERS}"
+        rf"|{_TESTS}{_CLAUSE}{GROWS}|{GROWS}{_CLAUSE}{_TESTS}",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -839,8 +857,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
-        in_words=r"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|\bworkers?\b|processes|训练|\bgpus\b))"
-        rf".*(?:{ON_FIRST})",
+        in_words=r"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|\bworkers?\b|processes|训练"
+        rf"|\b(?:gpus|cards|others)\b|[多张]卡|分布式)).*(?:{ON_FIRST})",
     ),
     # ---- optimizers ----
     TracebackSign(
@@ -1069,7 +1087,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="ran-before",
+        name=RAN_BEFORE,
         doing="after an earlier run in the same process",
         is_of_model=True,
         is_surrounding=True,
@@ -1097,6 +1115,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
         in_code="kept",
+    ),
+    TracebackSign(
+        name=KEPT_IN_USE,
+        doing="beside memory that was not given back after its use",
+        is_of_model=True,
+        is_surrounding=True,
+        title="Free what is no longer needed before the next thing is loaded",
+        change="del every name that holds it (model, pipeline, outputs), then call gc.collect() "
+        "and torch.cuda.empty_cache(); in an application, use its command that unloads models, or "
+        "restart it; run what must leave nothing behind in a process of its own",
+        why="Memory stays taken as long as a name refers to it, and PyTorch's cache keeps what is "
+        "free for the same process.",
+        in_words=rf"(?i){KEPT}",
     ),
     TracebackSign(
         name="spilled",

@@ -170,3 +170,58 @@ def test_limit_with_room_on_the_device_is_nobody_elses_doing() -> None:
         report.split()
     )
     assert "Memory  GPU 0, 3.20 GiB allowed" in report
+
+
+@pytest.mark.parametrize(
+    ("told", "cause", "title"),
+    [
+        (
+            "My notebook works once; when I run the cell again it is CUDA out of memory.",
+            Cause.LEAK,
+            "Free what the earlier run left before the next one starts",
+        ),
+        (
+            "I use an app, and its VRAM is not released when it is idle.",
+            Cause.LEAK,
+            "Free what is no longer needed before the next thing is loaded",
+        ),
+        (
+            "I call model.cuda(3), and still get CUDA out of memory as it also uses GPU 0.",
+            Cause.OTHER_PROCESS,
+            "Hide the other GPUs from the program",
+        ),
+        (
+            "CUDA out of memory with batch 1; before I start, 6 GB of memory are already used.",
+            Cause.OTHER_PROCESS,
+            "Stop the other processes on this GPU",
+        ),
+        (
+            "I train on 4 GPUs, and the first GPU takes twice the memory of the others.",
+            Cause.CAPACITY,
+            "Run one process per GPU, and keep the others off the first GPU",
+        ),
+        (
+            "I find that memory grows linearly with the number of workers.",
+            Cause.HOST_MEMORY,
+            "Let the DataLoader workers share the data, or use fewer of them",
+        ),
+    ],
+)
+def test_memory_that_is_held_from_before_or_elsewhere(told, cause, title):
+    result = diagnose(case_of(f"{told}\n"))
+
+    assert result.verdict.cause is cause
+    assert result.recommendations[0].title == title
+
+
+def test_title_above_a_message_without_its_first_words_hides_no_figures():
+    result = diagnose(
+        case_of(
+            "CUDA out of memory\n\n`OutOfMemoryError: . Tried to allocate 30.00 MiB (GPU 0; "
+            "4.00 GiB total capacity; 3.21 GiB already allocated; 0 bytes free; 3.30 GiB reserved "
+            "in total by PyTorch)`\n"
+        )
+    )
+
+    assert result.verdict.confidence is Confidence.LIKELY
+    assert "30.00 MiB" in result.verdict.summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fragdoctor.inputs.ledger import ledger_of
-from fragdoctor.inputs.told_failures import told_kill_or_load
+from fragdoctor.inputs.told_failures import told_kill
 from fragdoctor.model.ledger import Ledger
 
 GPUSTAT = (
@@ -106,7 +106,7 @@ def test_ledger_of_nothing() -> None:
     ],
 )
 def test_told_kill(told: str) -> None:
-    message = told_kill_or_load(f"{told}\n")
+    message = told_kill(f"{told}\n")
 
     assert message is not None
     assert (message.kind, message.sub_kind) == ("host-ram", "oom-killer")
@@ -124,15 +124,4 @@ def test_told_kill(told: str) -> None:
     ],
 )
 def test_told_kill_of_something_else(said: str) -> None:
-    assert told_kill_or_load(f"{said}\n") is None
-
-
-def test_told_load_of_the_first_gpu() -> None:
-    told = (
-        "With DDP all ranks take some memory on GPU 0. How can I avoid that, and why do I see it?"
-    )
-    message = told_kill_or_load(told)
-
-    assert message is not None
-    assert (message.sub_kind, message.is_device_oom) == ("uneven", True)
-    assert told_kill_or_load("All ranks print on GPU 0.") is None
+    assert told_kill(f"{said}\n") is None

@@ -38,6 +38,8 @@ SHAPES = {
     "ran-before": f"My notebook trains once; when I run the cell again I get\n{FULL}",
     "ran-before in another trial": "The search fails with CUDA out of memory after a few trials.",
     "ran-before in another fold": f"It crashes after two of the five folds.\n{FULL}",
+    "kept-in-use": "I unload the model in my app, but its VRAM is not released.\n",
+    "growth of what batches leave": "I see that memory is not freed between batches.\n" + FULL,
     "growth and no loading": "GPU memory usage keeps increasing until CUDA out of memory; when I "
     "resume training, it does so again.",
     "growth in code": f"kept = []\nfor x in data:\n    kept.append(model(x))\n{FULL}\n",

@@ -22,6 +22,7 @@ from fragdoctor.diagnosis.remedies.less_at_once import (
 )
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
+from fragdoctor.diagnosis.verdict_ledger import RANKS
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
@@ -64,6 +65,8 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
         return _of_growth(case, sign, message)
     if sign.name == EVALUATION and not own:
         return _of_evaluation(case, sign, message)
+    if sign.name == FIRST_GPU and not RANKS.search(message.said):
+        return sign.title, "; ".join(reversed(sign.change.split("; ")))  # DataParallel first
     cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
     if sign.name == VAE and TILED in case.told.in_use:
         return "Use smaller tiles, or fewer pixels at once", change
@@ -148,8 +151,8 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
     if had_room and sign.name != SERVER_STEP and not message.code.unused_graph:
         return  # a limit refused the request; but a server can reserve less
-    if sign.name == FIRST_GPU and case.ledger.is_shared:
-        return  # there is no other
+    if sign.name == FIRST_GPU and (case.ledger.is_shared or case.ledger.uses_first):
+        return  # there is no other, or one process uses both
     said = "It goes on more slowly" if message.is_warning else "It failed"
     title, change = _said(case, sign, message)
     is_of_others = sign.name == FIRST_GPU and case.cause is Cause.OTHER_PROCESS

@@ -29,8 +29,9 @@ _PAGE_FILE: Final = (
     "and the page file have together"
 )
 _FEWER_WORKERS: Final = (
-    "use fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
-    "use a smaller prefetch_factor; read samples on demand"
+    "keep the data in one array, tensor or memory map (np.load(..., mmap_mode='r')) that all "
+    "workers share, or use fewer DataLoader workers, each of which holds a copy of the dataset's "
+    "Python objects; use a smaller prefetch_factor; read samples on demand"
 )
 _LESS_ON_HOST: Final = (
     "use fewer DataLoader workers, each of which loads CUDA's libraries on Windows; keep fewer "
@@ -53,7 +54,7 @@ _WEIGHTS: Final = regex(
     r"(?i)\bshards\b|from_pretrained|checkpoint|\bload\w* (?:\w+ )?(?:model|weights)\b"
 )
 _NOTEBOOK: Final = regex(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
-_FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b")
+_FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b|\b(?:number of|each) workers?\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
@@ -139,6 +140,7 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
 
 
 _TITLES: Final = {
+    "workers": "Let the DataLoader workers share the data, or use fewer of them",
     "mappings": "Raise the kernel's limit of mappings",
     "pinned-host": "Use less host memory, page-locked above all",
 }
@@ -153,10 +155,11 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     kind = "" if case.message is None else case.message.sub_kind
     if case.ledger.needs_host:
         kind = "pinned-host"
+    change = host_change(case)
     yield remedy.proposal(
-        title=_TITLES.get(kind, ""),
+        title=_TITLES.get("workers" if change == _FEWER_WORKERS else kind, ""),
         weight=Weight.CURES,
-        change=host_change(case),
+        change=change,
         locations=case.asking_stack[:1],
         cost="Slower loading with fewer workers.",
         caveats=("No GPU setting changes this.",),

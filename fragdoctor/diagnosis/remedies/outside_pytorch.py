@@ -129,8 +129,10 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
     if served := _beside_server(case, listed):
         return "Give the server on this GPU a smaller share of it", served
     title = ""
+    host = "; in a container, look from the host" if case.ledger.held_before else ""
     change = (
         "use nvidia-smi or fuser -v /dev/nvidia* to see who holds it, and kill leftover processes"
+        f"{host}"
     )
     if trained := _beside_training(case):
         title, change = BESIDE_TRAINING, trained
@@ -141,7 +143,8 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
     if case.cause is not Cause.OTHER_PROCESS:
         return title, change
     elsewhere, pick = _elsewhere(case)
-    return elsewhere or title, f"{pick}; otherwise {change}" if pick else change
+    change = "" if case.ledger.uses_first else change
+    return elsewhere or title, "; otherwise ".join(filter(None, (pick, change)))
 
 
 def _elsewhere(case: JudgedCase) -> tuple[str, str]:
@@ -150,6 +153,10 @@ def _elsewhere(case: JudgedCase) -> tuple[str, str]:
     if ledger.free_gpu is not None:
         title = f"Run it on GPU {ledger.free_gpu}, which is free, or stop what is on this one"
         return title, f"CUDA_VISIBLE_DEVICES={ledger.free_gpu} on the command itself"
+    if ledger.uses_first:
+        pick = "put CUDA_VISIBLE_DEVICES=N on the command itself, where that GPU is then cuda:0; "
+        pick += "or call torch.cuda.set_device(N) before anything else touches CUDA"
+        return "Hide the other GPUs from the program", pick
     if ledger.has_others or _has_several(case):
         pick = (
             "find a free one with nvidia-smi, and put CUDA_VISIBLE_DEVICES=N on the command itself"
@@ -187,7 +194,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight = Weight.HELPS  # the call need not be on this device at all
     listed = () if r is None else r.other_processes
     is_of_ranks = case.sign is not None and case.sign.name == FIRST_GPU
-    if is_of_ranks and not listed and not case.ledger.is_shared:
+    if is_of_ranks and not (listed or case.ledger.is_shared or case.ledger.uses_first):
         return  # the others are this program's own
     peers = are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
