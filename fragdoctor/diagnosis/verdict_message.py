@@ -15,6 +15,7 @@ from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence, in_bytes
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
+from fragdoctor.rules.told_shapes import told_broadcast
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
@@ -228,6 +229,9 @@ def read_message(message: OomMessage) -> Hypothesis:
 
 def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
     """Return a hypothesis with what people wrote: what the weights take, and a leak if it fits."""
+    if message is not None and (broadcast := told_broadcast(message)) is not None:
+        cause = Cause.SIZE_BUG if message.is_device_oom else found.cause
+        return Hypothesis(cause, broadcast.text, Confidence.LIKELY, also=(Cause.SIZE_BUG,))
     do_fit = message is not None and n_steps_passed(message) > 1
     weights = told_weights(message) if found.cause is Cause.CAPACITY and not do_fit else None
     if weights is not None:

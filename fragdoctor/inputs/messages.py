@@ -85,8 +85,10 @@ def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
     kept: list[tuple[int, Hit]] = []
     for priority, _start, hit in sorted(ranked, key=lambda item: (item[1], item[0])):
         if kept and hit.start < kept[-1][1].end:
-            # MPS and cudaMallocAsync also say "Tried to allocate": the more specific family wins
-            if kept[-1][0] == -1 and priority >= 0 and hit.start <= kept[-1][1].start:
+            # MPS and cudaMallocAsync also say "Tried to allocate": the more specific family wins.
+            # A title above a message is nothing of its own.
+            is_first = kept[-1][0] == -1 and hit.start <= kept[-1][1].start
+            if is_first and priority >= 0 and hit.message.variant != "bare":
                 kept[-1] = (priority, hit)
             continue
         kept.append((priority, hit))

@@ -33,6 +33,7 @@ from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
+from fragdoctor.rules.failed_request import OF_A_COPY
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
 from fragdoctor.units import GIB, MIB, format_share, format_size
@@ -177,19 +178,12 @@ def may_be_activations(case: JudgedCase) -> bool:
     return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
-OF_A_COPY: Final = (
-    "The request is as large as all that PyTorch has allocated: a copy of the model for its "
-    "gradients, its optimizer or another precision"
+WITHOUT_COPY: Final = (
+    "if nothing is trained, do not wrap the model in DistributedDataParallel, DeepSpeed or "
+    "Accelerator.prepare(), which make buffers as large as it for its gradients; load it with "
+    "torch_dtype=torch.float16, since mixed precision keeps weights of 32 bits; to train it, use a "
+    "LoRA adapter, or FSDP or ZeRO 3 over several GPUs"
 )
-COPY_SHARE: Final = 0.005
-
-
-def _asks_for_a_copy(case: JudgedCase) -> bool:
-    """Return whether one request of a training run is as large as all that is live."""
-    r = case.failed_request
-    if r is None or r.live_bytes is None or case.message is None or not case.trains:
-        return False
-    return r.live_bytes > GIB and abs(r.requested_bytes - r.live_bytes) < COPY_SHARE * r.live_bytes
 
 
 def _not_of_batch(case: JudgedCase) -> str:
@@ -201,7 +195,9 @@ def _not_of_batch(case: JudgedCase) -> str:
         )
     if case.is_of_model and case.sign is not None:
         return f"It failed {case.sign.doing}: that does not depend on the batch."
-    return f"{OF_A_COPY}, which no batch makes smaller." if _asks_for_a_copy(case) else ""
+    r = case.failed_request
+    is_copy = r is not None and r.asks_for_copy
+    return f"{OF_A_COPY}, which no batch makes smaller." if is_copy else ""
 
 
 class SmallerBatch(SavingRemedy):
@@ -499,7 +495,6 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if r is None or 0 < held < r.missing_bytes or _is_said_by_sign(case, runs=runs):
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
-    is_copy = _asks_for_a_copy(case)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
@@ -511,12 +506,18 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             f"At the peak the device holds {parts}. Half the precision halves them; sharded "
             "over n GPUs (ZeRO, FSDP), each holds one nth."
         )
-    if is_copy:
-        why = f"{OF_A_COPY}."
+    if r.asks_for_copy:
+        yield remedy.proposal(
+            title="Do without a second copy of the model",
+            weight=Weight.CURES,
+            change=WITHOUT_COPY,
+            why=f"{OF_A_COPY}.",
+        )
+        return
     yield remedy.proposal(
         title="Shrink the weights" if runs else "",
         weight=Weight.FITS
-        if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
+        if is_building or (case.told.batch_size == 1 and case.is_checkpointed)
         else Weight.MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
