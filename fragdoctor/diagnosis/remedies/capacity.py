@@ -485,7 +485,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=Weight.CURES,
-                change=FEWER_BITS,
+                change=told.smaller or FEWER_BITS,
                 why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
                 cost="A coarser model, or slower layers.",
             )

@@ -19,7 +19,7 @@ from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import INTERFACES, Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
-from fragdoctor.rules.told_weights import told_weights
+from fragdoctor.rules.told_weights import named_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import CALLS_OF_LIBRARIES
 from fragdoctor.trace.stacks import PACKAGE, classify_file
 
@@ -207,11 +207,17 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 
 
 def _names_big_model(case: JudgedCase) -> bool:
-    """Return whether a text without figures is about the weights of a model that runs."""
+    """Return whether a text is about the weights of a model that runs."""
     r = case.failed_request
-    is_bare = r is None or r.live_bytes is None
     is_of_batch = case.trains or bool(words_in(case, Change.BATCH))
-    return is_bare and not is_of_batch and is_full_of_weights(case)
+    is_measured = r is None or r.live_bytes is None or _is_named_beside_card(case)
+    return not is_of_batch and is_measured and is_full_of_weights(case)
+
+
+def _is_named_beside_card(case: JudgedCase) -> bool:
+    """Return whether a text is about a model and names the card that it should fit."""
+    said = "" if case.message is None else case.message.said
+    return speaks_of_model(case) and named_card_bytes(said) is not None
 
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
