@@ -98,7 +98,10 @@ class ToldWeights(Struct, frozen=True):
 
     def trained_text(self, message: OomMessage, told: ToldSettings) -> str:
         """Return a clause on training all of the model if that exceeds its GPUs, or ""."""
-        is_less = not SMALL_STATE.isdisjoint(told.in_use) or self.bits in (4, 8)
+        small = SMALL_STATE.intersection(told.in_use)
+        if ADAPTER in small and is_told_to_train_all(message):
+            small -= {ADAPTER}  # which is only named
+        is_less = bool(small) or self.bits in (4, 8)
         if is_less or not message.is_of_training or _has_trained(message):
             return ""
         n_gpus = told.n_gpus if SHARDING in told.in_use else 1
@@ -131,9 +134,19 @@ _NAMED: Final = {
         "use an fp8, nf4 or GGUF checkpoint, and keep idle parts on the CPU "
         "(enable_model_cpu_offload() of Diffusers, or an option such as --lowvram)",
     ),
-    regex(r"(?i)\bmixtral\b|\b8x7b\b"): ToldWeights(46.7, None, "Mixtral 8x7B"),
 }
 """Models whose names have no size (their model cards), with the bits in which they are loaded."""
+
+
+_ALL: Final = regex(
+    r"(?i)\bfull[- _](?:param\w*|fine[- ]?tun|(?:sft|dpo|rl)\b)|finetuning_type\W{1,3}full\b"
+    r"|\bwithout (?:any )?(?:peft|q?lora|adapters?)\b|全参|全量(?:参数)?(?:微调|训练|预训练)"
+)
+
+
+def is_told_to_train_all(message: OomMessage) -> bool:
+    """Return whether the text says that all of a model is trained, and shows no step of it."""
+    return _ALL.search(message.said) is not None and not _has_trained(message)
 
 
 def _has_trained(message: OomMessage) -> bool:

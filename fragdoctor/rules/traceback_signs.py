@@ -301,6 +301,7 @@ def _in_clause(words: str) -> str:
 _MERGES: Final = (
     r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
 )
+_QUANTIZES: Final = r"(?:\bquantizing|\b(?:while|when|during|in|to) quantiz(?:e|ation))\b"
 _SAVES: Final = r"(?:\bsav(?:e|es|ed|ing)(?:\b|_(?:checkpoint|model|pretrained|state)))"
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
@@ -556,6 +557,48 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
         r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
         r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
+    ),
+    TracebackSign(
+        name="cast-on-gpu",
+        doing="while weights were still in 32 bits, before they were converted",
+        is_of_model=True,
+        can_leave_gpu=True,
+        title="Convert the weights on the CPU, and move them then",
+        change="call model.to(torch.bfloat16), or half(), before .to('cuda'); or load them in that "
+        "type (torch_dtype=torch.bfloat16 in from_pretrained())",
+        why="In 32 bits they take twice the room that they need afterwards.",
+        in_words=r"(?is)(?:\b(?:fp32|float32|full precision)\b[^.!?]{0,60}"
+        r"(?:\bthen\b\W{0,3}|\bbefore (?:\w+ )?)(?:convert|cast|quantiz)"
+        r"|\b(?:mov|transferr|load|sent|put)\w{0,3}\b[^.!?]{0,40}\bbefore (?:being |it is )?"
+        r"(?:convert|cast)|\bmov\w{1,3} (?:\w+ )?(?:fp32|float32)\b[^.!?]{0,20}\bto (?:the )?gpu\b)",
+    ),
+    TracebackSign(
+        name="moved-before-offload",
+        doing="while all of a pipeline was moved to the GPU, before its offloading began",
+        is_of_model=True,
+        can_leave_gpu=True,
+        title="Leave out the move to the GPU: offloading does it, a part at a time",
+        change="remove .to('cuda') or .to(device) from the pipeline; if it still does not fit, call "
+        "enable_sequential_cpu_offload() in place of enable_model_cpu_offload()",
+        why="The offloading moves each part when it runs; a pipeline that was moved before is on "
+        "the GPU as a whole.",
+        # diffusers 0.39, pipelines/pipeline_utils.py: enable_model_cpu_offload
+        in_words=r"(?s)\.(?:cuda\(\)|to\((?:device|['\"]cuda[:\d]*['\"])\)).{0,600}"
+        r"\.enable_\w{0,12}_?cpu_offload\(",
+    ),
+    TracebackSign(
+        name="quantizing",
+        doing="while weights were being quantized",
+        is_of_model=True,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Quantize with the weights on the CPU, one layer at a time",
+        change="load the model on the CPU (device_map='cpu', or a max_memory that keeps most of it "
+        "there), and let the quantizer move one layer at a time; calibrate with fewer and shorter "
+        "samples; or use a checkpoint that is quantized already",
+        why="Quantizing starts from the whole weights in 16 or 32 bits, four or eight times the "
+        "size of the result in 4.",
+        in_words=rf"(?i){_in_clause(_QUANTIZES)}|\bto quantize (?:an?|the) [\w-]{{2,30}}",
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,

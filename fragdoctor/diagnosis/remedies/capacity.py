@@ -31,10 +31,11 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled, reques
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import Change
+from fragdoctor.model.measures import OFFLOADING, SHARDED_WEIGHTS, SHARDING
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.failed_request import OF_A_COPY
-from fragdoctor.rules.told_weights import told_card_bytes, told_weights
+from fragdoctor.rules.told_weights import is_told_to_train_all, told_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
 from fragdoctor.units import GIB, MIB, format_share, format_size
 
@@ -442,6 +443,14 @@ def _model_bytes(case: JudgedCase) -> tuple[int, str]:
 
 
 LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
+ALL_TRAINED: Final = (
+    "All of the model is trained: weights, gradients and optimizer state take the same, whatever "
+    "the batch."
+)
+OFFLOADED_STATE: Final = (
+    "the optimizer and the parameters offloaded to the CPU (offload_optimizer and offload_param of "
+    "ZeRO 3, CPUOffload of FSDP)"
+)
 SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
 
 
@@ -449,18 +458,27 @@ SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to 
 def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
     told, message = told_weights(case.message), case.message
-    if told is None or message is None or case.cause is not Cause.CAPACITY:
+    if message is None or case.cause is not Cause.CAPACITY or not case.is_allocator_case:
         return
-    training = told.trained_text(message, case.told)
-    if training and case.is_allocator_case:
-        spread = words_in(case, Change.OFFLOAD_STATE)
-        yield remedy.proposal(
-            weight=Weight.CURES,
-            change=f"{training}: {LESS_TRAINED}; or all of it with "
-            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
-            why=f"{training[0].upper()}{training[1:]}.",
-            cost="Fewer trained parameters, or a slower step.",
-        )
+    training = "" if told is None else told.trained_text(message, case.told)
+    # Where the sum is open, or shards of it should fit, the batch is asked first.
+    is_open = told is None or case.told.batch_cannot_shrink
+    is_open &= is_told_to_train_all(message) and OFFLOADING not in case.told.in_use
+    if not (training or is_open):
+        return
+    spread = words_in(case, Change.OFFLOAD_STATE)
+    if spread:
+        spread = f"{spread[5:]}, under ZeRO 3 or over more GPUs"
+    else:
+        spread = OFFLOADED_STATE if SHARDED_WEIGHTS in case.told.in_use else SPREAD
+    yield remedy.proposal(
+        weight=Weight.CURES if training else Weight.FITS,
+        change=f"train all of it with {spread}; or {LESS_TRAINED}"
+        if SHARDING in case.told.in_use and not training
+        else f"{training and f'{training}: '}{LESS_TRAINED}; or all of it with {spread}",
+        why=f"{training[0].upper()}{training[1:]}." if training else ALL_TRAINED,
+        cost="Fewer trained parameters, or a slower step.",
+    )
 
 
 FEWER_BITS: Final = (

@@ -54,6 +54,11 @@ PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new
 """How else a model that only runs can be given less of what it runs on."""
 OF_SMALL_MODELS: Final = regex(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
+ROOM: Final = (
+    "give from_pretrained() a max_memory for each GPU, a few GiB below its size and the lowest for "
+    "the first, or device_map='balanced_low_0': the weights are placed before anything is "
+    "computed, and take what they may"
+)
 OFFLOADED: Final = "idle parts on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = regex(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = regex(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
@@ -157,6 +162,8 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
         title = GRADIENTS_OFF
     in_interface = any(f.name in INTERFACES for f in case.frameworks)
     scores = (Change.ATTENTION,) if in_interface and case.asks_for_large_share else ()
+    if {"device-map", "max-memory"}.intersection(case.told.options) == {"device-map"}:
+        return "Leave room on each GPU for what is computed", f"{ROOM}; {fewer_bytes(case)}"
     all_ways = (Change.BATCH, *scores, Change.WEIGHTS)
     ways = (Change.WEIGHTS, Change.BATCH) if is_full else all_ways
     own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *ways)
