@@ -252,6 +252,9 @@ def _read(message: OomMessage) -> Hypothesis:
             "device holds: a size was computed wrong.",
             Confidence.PROVEN,
         )
+    sign = sign_of(message) if message.sub_kind == "unread" else None
+    if sign is not None and sign.is_of_model:  # which is on the GPU
+        return _driver(message)
     if message.sub_kind in TOLD:
         told = TOLD[message.sub_kind]
         return replace(told, summary=_of_pages(message)) if has_room_in_pool(message) else told

@@ -504,7 +504,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "16 or 32 bits.",
         # peft 0.3 to 0.18, peft_model.py and tuners/lora/model.py
         places=(_LOADS_ADAPTER,),
-        in_words=rf"(?i){_in_clause(_MERGES)}|合并[^\n]{{0,20}}(?:显存|OOM|memory)",
+        in_words=rf"(?i){_in_clause(_MERGES)}|合并[^\n]{{0,20}}(?:显存|OOM|memory)"
+        r"|\b(?:save_pretrained_merged|merge_and_unload)\(",
     ),
     TracebackSign(
         name="loaded-checkpoint",
