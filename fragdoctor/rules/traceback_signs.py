@@ -599,7 +599,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "samples; or use a checkpoint that is quantized already",
         why="Quantizing starts from the whole weights in 16 or 32 bits, four or eight times the "
         "size of the result in 4.",
-        in_words=rf"(?i){_in_clause(_QUANTIZES)}|\bto quantize (?:an?|the) [\w-]{{2,30}}",
+        in_words=rf"(?i){_in_clause(_QUANTIZES)}|\bto quantize (?:an?|the) [\w-]{{2,30}}"
+        r"|\.quantize\([a-z]",
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,

@@ -59,6 +59,7 @@ ROOM: Final = (
     "the first, or device_map='balanced_low_0': the weights are placed before anything is "
     "computed, and take what they may"
 )
+_PLACED: Final = regex(r"(?is)\A(?=.*\bgpus\b|.*\bmulti-?gpu).*device[ _]?map")
 OFFLOADED: Final = "idle parts on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = regex(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = regex(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
@@ -162,7 +163,8 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
         title = GRADIENTS_OFF
     in_interface = any(f.name in INTERFACES for f in case.frameworks)
     scores = (Change.ATTENTION,) if in_interface and case.asks_for_large_share else ()
-    if {"device-map", "max-memory"}.intersection(case.told.options) == {"device-map"}:
+    said = "" if case.message is None else case.message.said
+    if _PLACED.search(said) and "max-memory" not in case.told.options:
         return "Leave room on each GPU for what is computed", f"{ROOM}; {fewer_bytes(case)}"
     all_ways = (Change.BATCH, *scores, Change.WEIGHTS)
     ways = (Change.WEIGHTS, Change.BATCH) if is_full else all_ways
