@@ -20,8 +20,8 @@ CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
 NCCL; above about 1.5 GiB it is worth asking about."""
 
 COPY_SHARE: Final = 0.01
-"""How far a copy of all that is live may be from it: buffers and frozen weights are not copied (0.1%
-and 0.5% in two failures of DistributedDataParallel with models of 7B)."""
+"""How far a copy of all that is live may be from it, since buffers are not copied: 0.1% and 0.5% in
+two failures of DistributedDataParallel with models of 7B."""
 OF_A_COPY: Final = (
     "The request is as large as all that PyTorch has allocated: a copy of the model for its "
     "gradients, its optimizer or another precision"

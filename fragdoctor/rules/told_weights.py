@@ -20,7 +20,8 @@ from fragdoctor.units import GIB, format_size
 
 _BILLIONS: Final = regex(
     r"(?i)(?<![A-Z0-9.])(\d{1,3}(?:\.\d{1,2})?)B(?![A-Z0-9])"
-    r"(?!(?: (?:version|model|one))?,? (?:(?:is|was|runs?|works?) )?(?:okay|ok|well|fine(?!-?tun))\b)"
+    r"(?!(?: (?:version|model|one))?,? (?:(?:is|was|runs?|works?) )?"
+    r"(?:okay|ok|well|fine(?!-?tun))\b)"
 )
 """A size, unless the text says that it fits: "7B version, OK"."""
 _LEAST, _MOST = 0.5, 700.0
@@ -98,10 +99,9 @@ class ToldWeights(Struct, frozen=True):
 
     def trained_text(self, message: OomMessage, told: ToldSettings) -> str:
         """Return a clause on training all of the model if that exceeds its GPUs, or ""."""
-        small = SMALL_STATE.intersection(told.in_use)
-        if ADAPTER in small and is_told_to_train_all(message):
-            small -= {ADAPTER}  # which is only named
-        is_less = bool(small) or self.bits in (4, 8)
+        # What is not used may be named, too.
+        unused = {ADAPTER} if is_told_to_train_all(message) else set()
+        is_less = not (SMALL_STATE - unused).isdisjoint(told.in_use) or self.bits in (4, 8)
         if is_less or not message.is_of_training or _has_trained(message):
             return ""
         n_gpus = told.n_gpus if SHARDING in told.in_use else 1
@@ -124,8 +124,7 @@ _NAMED: Final = {
         1.55,
         32,
         "Whisper large",
-        "use Whisper medium or small; or faster-whisper with compute_type='int8', which also runs "
-        "on the CPU",
+        "use Whisper medium or small, or faster-whisper with compute_type='int8'",
     ),
     regex(r"(?i)\bflux(?:\.?1\b|[-_ .1]{0,3}(?:dev|schnell|kontext|fill)\b)"): ToldWeights(
         16.8,
@@ -159,20 +158,18 @@ def _has_trained(message: OomMessage) -> bool:
 
 def told_card_bytes(message: OomMessage) -> int | None:
     """Return the size of the GPU, from the message's figures or from the text around it."""
-    if message.total_bytes:
-        return message.total_bytes
-    return named_card_bytes(message.said)
+    return message.total_bytes or named_card_bytes(message.said) or None
 
 
-def named_card_bytes(said: str) -> int | None:
-    """Return the size of the largest GPU that a text names in words, or None."""
+def named_card_bytes(said: str) -> int:
+    """Return the size of the largest GPU that a text names in words, or 0."""
     sizes = [int(m["size"]) * GIB for m in _SIZED.finditer(said)]
     for m in _CARD.finditer(said):
         if m["size"]:
             sizes.append(int(m["size"]) * GIB)
         elif (gpu := known_gpu(m[0])) is not None:
             sizes.append(gpu.usable_bytes)
-    return max(sizes, default=None)
+    return max(sizes, default=0)
 
 
 def told_weights(message: OomMessage | None) -> ToldWeights | None:

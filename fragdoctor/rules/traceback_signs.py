@@ -560,27 +560,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
     ),
     TracebackSign(
-        name="cast-on-gpu",
-        doing="while weights were still in 32 bits, before they were converted",
-        is_of_model=True,
-        can_leave_gpu=True,
-        title="Convert the weights on the CPU, and move them then",
-        change="call model.to(torch.bfloat16), or half(), before .to('cuda'); or load them in that "
-        "type (torch_dtype=torch.bfloat16 in from_pretrained())",
-        why="In 32 bits they take twice the room that they need afterwards.",
-        in_words=r"(?is)(?:\b(?:fp32|float32|full precision)\b[^.!?]{0,60}"
-        r"(?:\bthen\b\W{0,3}|\bbefore (?:\w+ )?)(?:convert|cast|quantiz)"
-        r"|\b(?:mov|transferr|load|sent|put)\w{0,3}\b[^.!?]{0,40}\bbefore (?:being |it is )?"
-        r"(?:convert|cast)|\bmov\w{1,3} (?:\w+ )?(?:fp32|float32)\b[^.!?]{0,20}\bto (?:the )?gpu\b)",
-    ),
-    TracebackSign(
         name="moved-before-offload",
         doing="while all of a pipeline was moved to the GPU, before its offloading began",
         is_of_model=True,
         can_leave_gpu=True,
         title="Leave out the move to the GPU: offloading does it, a part at a time",
-        change="remove .to('cuda') or .to(device) from the pipeline; if it still does not fit, call "
-        "enable_sequential_cpu_offload() in place of enable_model_cpu_offload()",
+        change="remove .to('cuda') or .to(device) from the pipeline; if it still does not fit, "
+        "call enable_sequential_cpu_offload() in place of enable_model_cpu_offload()",
         why="The offloading moves each part when it runs; a pipeline that was moved before is on "
         "the GPU as a whole.",
         # diffusers 0.39, pipelines/pipeline_utils.py: enable_model_cpu_offload
@@ -616,7 +602,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
-        rf"|{_in_clause('(?:when|while) loading')})"
+        rf"|{_in_clause('(?:when|while) loading')}"
+        r"|\b(?:mov|transferr|load|sent|put)\w{0,3} [^.!?]{0,40}\bbefore (?:being |it is )?"
+        r"(?:convert|cast|quantiz)\w+)"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",

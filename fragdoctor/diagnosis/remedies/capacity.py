@@ -37,7 +37,7 @@ from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.failed_request import OF_A_COPY
 from fragdoctor.rules.told_weights import is_told_to_train_all, told_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
-from fragdoctor.units import GIB, MIB, format_share, format_size
+from fragdoctor.units import MIB, format_share, format_size
 
 MIN_SAVING_SHARE: Final = 0.03
 """Smallest share of the peak worth saving; less is also within the error of the edits."""
@@ -443,14 +443,8 @@ def _model_bytes(case: JudgedCase) -> tuple[int, str]:
 
 
 LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
-ALL_TRAINED: Final = (
-    "All of the model is trained: weights, gradients and optimizer state take the same, whatever "
-    "the batch."
-)
-OFFLOADED_STATE: Final = (
-    "the optimizer and the parameters offloaded to the CPU (offload_optimizer and offload_param of "
-    "ZeRO 3, CPUOffload of FSDP)"
-)
+ALL_TRAINED: Final = "Weights, gradients and optimizer state take the same, whatever the batch."
+OFFLOADED_STATE: Final = "the optimizer and the parameters (offload_param) offloaded to the CPU"
 SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
 
 
@@ -467,10 +461,8 @@ def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if not (training or is_open):
         return
     spread = words_in(case, Change.OFFLOAD_STATE)
-    if spread:
-        spread = f"{spread[5:]}, under ZeRO 3 or over more GPUs"
-    else:
-        spread = OFFLOADED_STATE if SHARDED_WEIGHTS in case.told.in_use else SPREAD
+    own = OFFLOADED_STATE if SHARDED_WEIGHTS in case.told.in_use else SPREAD
+    spread = f"{spread[5:]}, under ZeRO 3 or over more GPUs" if spread else own
     yield remedy.proposal(
         weight=Weight.CURES if training else Weight.FITS,
         change=f"train all of it with {spread}; or {LESS_TRAINED}"

@@ -163,8 +163,8 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
         title = GRADIENTS_OFF
     in_interface = any(f.name in INTERFACES for f in case.frameworks)
     scores = (Change.ATTENTION,) if in_interface and case.asks_for_large_share else ()
-    said = "" if case.message is None else case.message.said
-    if _PLACED.search(said) and "max-memory" not in case.told.options:
+    placed = case.message is not None and _PLACED.search(case.message.said)
+    if placed and "max-memory" not in case.told.options:
         return "Leave room on each GPU for what is computed", f"{ROOM}; {fewer_bytes(case)}"
     all_ways = (Change.BATCH, *scores, Change.WEIGHTS)
     ways = (Change.WEIGHTS, Change.BATCH) if is_full else all_ways
@@ -217,16 +217,12 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 
 def _names_big_model(case: JudgedCase) -> bool:
     """Return whether a text is about the weights of a model that runs."""
-    r = case.failed_request
+    r, message = case.failed_request, case.message
     is_of_batch = case.trains or bool(words_in(case, Change.BATCH))
-    is_measured = r is None or r.live_bytes is None or _is_named_beside_card(case)
-    return not is_of_batch and is_measured and is_full_of_weights(case)
-
-
-def _is_named_beside_card(case: JudgedCase) -> bool:
-    """Return whether a text is about a model and names the card that it should fit."""
-    said = "" if case.message is None else case.message.said
-    return speaks_of_model(case) and named_card_bytes(said) is not None
+    is_bare = r is None or r.live_bytes is None
+    if not is_bare:  # whoever names the card speaks of what a model needs of it
+        is_bare = speaks_of_model(case) and named_card_bytes(message.said if message else "") != 0
+    return is_bare and not is_of_batch and is_full_of_weights(case)
 
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:

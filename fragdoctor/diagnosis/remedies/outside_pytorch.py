@@ -421,7 +421,7 @@ SMALLER_TENSOR: Final = (
 @proposes("Print the shape at the failing line and correct it")
 def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a look at the shape at the failing line: a size went wrong."""
-    if told_broadcast(case.message) is not None and case.supports(Cause.SIZE_BUG):
+    if told_broadcast(case.message) and case.supports(Cause.SIZE_BUG):
         yield remedy.proposal(
             title="Give both tensors the same shape before they are combined",
             weight=Weight.CURES,

@@ -208,11 +208,8 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if the watermark is the limit: Metal's memory is that of the machine."""
     if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
         return
-    less = (
-        "use a smaller batch, input or model, in 16 bits; call torch.mps.empty_cache() after large "
-        "steps"
-    )
-    fixed = "keep shapes fixed, so that the caches of graphs stay small"
+    less = "use a smaller batch, input or model, in 16 bits; call torch.mps.empty_cache() after "
+    less += "large steps; keep shapes fixed, so that the caches of graphs stay small"
     m = case.message
     is_short = m is not None and (m.requested_bytes or 0) < SMALL_SHARE * (m.limit_bytes or 0)
     yield remedy.proposal(
@@ -221,9 +218,9 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         confidence=Confidence.LIKELY,
         # The limit that was printed shows that it is not set there, whatever the text says.
         change="set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 in the environment before the program "
-        f"starts: macOS then swaps, with no further limit; if that is too slow, {less}; {fixed}"
+        f"starts: macOS then swaps, with no further limit; if that is too slow, {less}"
         if is_short
-        else f"{less}; close other programs; {fixed}; as a last resort set "
+        else f"{less}; close other programs; as a last resort set "
         "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
