@@ -301,7 +301,7 @@ def _in_clause(words: str) -> str:
 _MERGES: Final = (
     r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
 )
-_QUANTIZES: Final = r"(?:\bquantizing|\b(?:while|when|during|in|to) quantiz(?:e|ation))\b"
+_QUANTIZES: Final = r"(?:\bquantizing|\b(?:when|during|in|to) quantiz(?:e|ation))\b"
 _SAVES: Final = r"(?:\bsav(?:e|es|ed|ing)(?:\b|_(?:checkpoint|model|pretrained|state)))"
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"

@@ -38,6 +38,10 @@ SHAPES = {
     "ran-before": f"My notebook trains once; when I run the cell again I get\n{FULL}",
     "ran-before in another trial": "The search fails with CUDA out of memory after a few trials.",
     "ran-before in another fold": f"It crashes after two of the five folds.\n{FULL}",
+    "moved-before-offload": "pipe = Pipeline.from_pretrained('m').to('cuda')\n"
+    "pipe.enable_model_cpu_offload()\nimage = pipe(prompt)\nCUDA out of memory\n",
+    "quantizing": f"It fails in quantization of a 30B model.\n{FULL}",
+    "quantizing by a call": f"model.quantize(samples)\n{FULL}",
     "growth and no loading": "GPU memory usage keeps increasing until CUDA out of memory; when I "
     "resume training, it does so again.",
     "growth in code": f"kept = []\nfor x in data:\n    kept.append(model(x))\n{FULL}\n",

@@ -491,7 +491,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if told is not None and message is not None:
         if told.trained_text(message, case.told):
             return
-        if told.fill(message, case.told):
+        can_leave = case.sign is not None and case.sign.can_leave_gpu
+        if told.fill(message, case.told) and not can_leave:
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=Weight.CURES,
