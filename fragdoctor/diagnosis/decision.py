@@ -17,6 +17,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     FULL_SLACK_SHARE,
+    OF_A_COPY,
     SIZE_BUG_BYTES,
     SMALL_CONTEXT_BYTES,
     FailedRequest,
@@ -182,6 +183,8 @@ def decide(failed: FailedRequest) -> Hypothesis:
     summary = first.summary
     if failed.doing and failed.doing not in summary:
         summary += f" It failed {failed.doing}."
+    if first.cause is Cause.CAPACITY and failed.asks_for_copy:
+        summary += f" {OF_A_COPY}."
     also = (*first.also, *(h.cause for h in others), *_besides(failed, first.cause))
     return replace(first, summary=summary, row=name, also=distinct(also, first.cause))
 

@@ -24,6 +24,7 @@ from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence, in_bytes
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
+from fragdoctor.rules.told_shapes import told_broadcast
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
@@ -245,6 +246,9 @@ def read_message(message: OomMessage) -> Hypothesis:
 
 def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
     """Return a hypothesis with what people wrote: what the weights take, and a leak if it fits."""
+    if message is not None and (broadcast := told_broadcast(message)):
+        cause = Cause.SIZE_BUG if message.is_device_oom else found.cause
+        return Hypothesis(cause, broadcast, Confidence.LIKELY, also=(Cause.SIZE_BUG,))
     do_fit = message is not None and n_steps_passed(message) > 1
     weights = told_weights(message) if found.cause is Cause.CAPACITY and not do_fit else None
     if weights is not None:
@@ -265,7 +269,9 @@ def _read(message: OomMessage) -> Hypothesis:
             "device holds: a size was computed wrong.",
             Confidence.PROVEN,
         )
-    if message.sub_kind in TOLD:
+    sign = sign_of(message) if message.sub_kind == "unread" else None
+    is_on_gpu = sign is not None and sign.is_of_model
+    if message.sub_kind in TOLD and not is_on_gpu:
         told = TOLD[message.sub_kind]
         return replace(told, summary=_of_pages(message)) if has_room_in_pool(message) else told
     if message.sub_kind in LIMIT_SUB_KINDS:

@@ -19,6 +19,14 @@ CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
 """Allowance for the CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with
 NCCL; above about 1.5 GiB it is worth asking about."""
 
+COPY_SHARE: Final = 0.01
+"""How far a copy of all that is live may be from it, since buffers are not copied: 0.1% and 0.5% in
+two failures of DistributedDataParallel with models of 7B."""
+OF_A_COPY: Final = (
+    "The request is as large as all that PyTorch has allocated: a copy of the model for its "
+    "gradients, its optimizer or another precision"
+)
+
 CONTEXT_SHARE: Final = 0.2
 SMALL_CONTEXT_BYTES: Final = 700 * MIB
 """On a small card the context and its libraries take this share or this size, since neither NCCL
@@ -160,6 +168,13 @@ class FailedRequest(Struct, frozen=True):
         if self.limit_bytes is None or not self.total_bytes:
             return None
         return self.limit_bytes / self.total_bytes
+
+    @property
+    def asks_for_copy(self) -> bool:
+        """Whether printed figures show a request as large as all that is live, of a model."""
+        live = self.live_bytes or 0
+        is_equal = abs(self.requested_bytes - live) < COPY_SHARE * live
+        return is_equal and live > GIB and not self.is_exact
 
     @property
     def is_alone_too_large(self) -> bool:

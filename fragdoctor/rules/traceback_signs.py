@@ -308,6 +308,7 @@ def _in_clause(words: str) -> str:
 _MERGES: Final = (
     r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
 )
+_QUANTIZES: Final = r"(?:\bquantizing|\b(?:when|during|in|to) quantiz(?:e|ation))\b"
 _SAVES: Final = r"(?:\bsav(?:e|es|ed|ing)(?:\b|_(?:checkpoint|model|pretrained|state)))"
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
@@ -523,7 +524,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "16 or 32 bits.",
         # peft 0.3 to 0.18, peft_model.py and tuners/lora/model.py
         places=(_LOADS_ADAPTER,),
-        in_words=rf"(?i){_in_clause(_MERGES)}|合并[^\n]{{0,20}}(?:显存|OOM|memory)",
+        in_words=rf"(?i){_in_clause(_MERGES)}|合并[^\n]{{0,20}}(?:显存|OOM|memory)"
+        r"|\b(?:save_pretrained_merged|merge_and_unload)\(",
     ),
     TracebackSign(
         name="loaded-checkpoint",
@@ -578,6 +580,35 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
     ),
     TracebackSign(
+        name="moved-before-offload",
+        doing="while all of a pipeline was moved to the GPU, before its offloading began",
+        is_of_model=True,
+        can_leave_gpu=True,
+        title="Leave out the move to the GPU: offloading does it, a part at a time",
+        change="remove .to('cuda') or .to(device) from the pipeline; if it still does not fit, "
+        "call enable_sequential_cpu_offload() in place of enable_model_cpu_offload()",
+        why="The offloading moves each part when it runs; a pipeline that was moved before is on "
+        "the GPU as a whole.",
+        # diffusers 0.39, pipelines/pipeline_utils.py: enable_model_cpu_offload
+        in_words=r"(?s)\.(?:cuda\(\)|to\((?:device|['\"]cuda[:\d]*['\"])\)).{0,600}"
+        r"\.enable_\w{0,12}_?cpu_offload\(",
+    ),
+    TracebackSign(
+        name="quantizing",
+        doing="while weights were being quantized",
+        is_of_model=True,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Quantize with the weights on the CPU, one layer at a time",
+        change="load the model on the CPU (device_map='cpu', or a max_memory that keeps most of it "
+        "there), and let the quantizer move one layer at a time; calibrate with fewer and shorter "
+        "samples; or use a checkpoint that is quantized already",
+        why="Quantizing starts from the whole weights in 16 or 32 bits, four or eight times the "
+        "size of the result in 4.",
+        in_words=rf"(?i){_in_clause(_QUANTIZES)}|\bto quantize (?:an?|the) [\w-]{{2,30}}"
+        r"|\.quantize\([a-z]",
+    ),
+    TracebackSign(
         name=LOADING_WEIGHTS,
         doing="while a model's weights were being moved to the GPU",
         is_of_model=True,
@@ -591,7 +622,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
-        rf"|{_in_clause('(?:when|while) loading')})"
+        rf"|{_in_clause('(?:when|while) loading')}"
+        r"|\b(?:mov|transferr|load|sent|put)\w{0,3} [^.!?]{0,40}\bbefore (?:being |it is )?"
+        r"(?:convert|cast|quantiz)\w+)"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",

@@ -322,8 +322,13 @@ def test_name_of_a_model_among_arguments_is_not_the_program():
 def test_request_as_large_as_all_that_is_live_is_a_copy_of_the_model():
     message = old_style("26.08 GiB", "31.75 GiB", "26.14 GiB", "4.77 GiB", "26.15 GiB")
 
-    assert first_of(f"finetuning\n{message}\n")[1].code == "less-model-memory"
-    assert first_of(f"{message}\n")[1].code == "smaller-batch"
+    verdict, first = first_of(f"finetuning\n{message}\n")
+
+    assert "a copy of the model" in verdict.summary
+    assert first.title == "Do without a second copy of the model"
+    assert first_of(f"mixed_precision: fp16\n{message}\n")[1].change == first.change
+    other = message.replace("26.08", "25.08")
+    assert "copy" not in first_of(f"finetuning\n{other}\n")[1].title
 
 
 def test_card_of_which_next_to_nothing_is_free_is_full():
@@ -754,6 +759,9 @@ def test_limit_of_metal_is_lifted_last():
     (advice,) = (r for r in diagnose(case_of(text)).recommendations if r.code == "less-on-metal")
 
     assert "as a last resort set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in advice.change
+    little = text.replace("1.00 GB", "8.00 MB")
+    (advice,) = (r for r in diagnose(case_of(little)).recommendations if r.code == "less-on-metal")
+    assert advice.change.startswith("set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 in the environment")
 
 
 def test_step_of_a_servers_engine_speaks_of_its_cache():
@@ -2793,3 +2801,111 @@ def test_evaluation_needs_less_of_what_differs_from_training(said, title):
     _, first = first_of(f"{said}\n")
 
     assert first.title == title
+
+
+# ---- what does not shrink with the input: weights, and shapes that are not meant ----
+
+STRAW = old_style("20.00 MiB", "11.76 GiB", "11.30 GiB", "0 bytes", "11.40 GiB")
+
+
+def test_title_above_a_message_without_its_first_words_hides_no_figures():
+    said = STRAW.replace("CUDA out of memory", "OutOfMemoryError: ", 1)
+
+    verdict, _ = first_of(f"CUDA out of memory\n\n`{said}`\nWhat can I do?\n")
+
+    assert "11.30 GiB of the" in verdict.summary
+
+
+def test_shapes_that_broadcast_to_what_no_gpu_holds_are_the_cause():
+    warned = (
+        "UserWarning: Using a target size (torch.Size([60000])) that is different to the input "
+        "size (torch.Size([60000, {}])).\n"
+    )
+    message = old_style("13.41 GiB", "10.76 GiB", "312.00 MiB", "9.58 GiB", "330.00 MiB")
+
+    verdict, first = first_of(warned.format(1) + message)
+
+    assert verdict.cause is Cause.SIZE_BUG
+    assert verdict.summary.startswith("Broadcasting (60000,) with (60000, 1) makes (60000, 60000)")
+    assert first.title.startswith("Give both tensors the same shape")
+    for other in (warned.format(2), warned.replace("60000", "64").format(1)):
+        assert "Broadcasting" not in first_of(other + message)[0].summary
+    larger = message.replace("13.41", "14.41")
+    assert "Broadcasting" not in first_of(warned.format(1) + larger)[0].summary
+
+
+@pytest.mark.parametrize(
+    ("said", "is_of_weights"),
+    [
+        ("The model does not run on my RTX4070.", True),
+        ("The model does not run.", False),
+        ("Training the model fails on my RTX4070.", False),
+        ("The model does not run on my RTX4070 with a batch size of 8.", False),
+    ],
+)
+def test_card_that_is_named_beside_a_small_request_is_full_of_weights(said, is_of_weights):
+    _, first = first_of(f"{said}\n{STRAW}\n")
+
+    assert first.title.startswith("Keep less of the model") is is_of_weights
+
+
+def test_model_without_a_size_in_its_name_is_known():
+    text = (
+        "model = whisper.load_model('large-v2').cuda()\nCUDA out of memory on my GTX 1060 6GB gpu\n"
+    )
+
+    verdict, first = first_of(text)
+
+    assert "The weights of Whisper large take 5.77 GiB in 32 bits" in verdict.summary
+    assert first.change.startswith("use Whisper medium or small")
+    assert "Whisper large" not in first_of(text.replace("whisper", "faster_whisper"))[0].summary
+
+
+def test_size_that_works_is_not_the_one_that_fails():
+    _, first = first_of(f"The 7B version, OK. With 13B I get\n{FULL_24}\n")
+
+    assert first.title == "Use a smaller model, or store its weights in fewer bits"
+    assert first_of(f"The 7B version and 13B: I get\n{FULL_24}\n")[1].title != first.title
+
+
+FULL_24 = old_style("68.00 MiB", "23.65 GiB", "22.68 GiB", "41.31 MiB", "23.14 GiB")
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("Full fine-tuning runs out of GPU memory in torch.", "train a LoRA adapter"),
+        ("ZeRO-3, full parameter fine-tuning: CUDA out of memory.", "train all of it with"),
+        ("Finetuning a 7B model without any PEFT: CUDA out of memory.", "training all of a 7B"),
+    ],
+)
+def test_who_trains_all_of_a_model_is_told_about_its_state(said, change):
+    _, first = first_of(f"{said}\n")
+
+    assert first.code == "less-to-train-all"
+    assert first.change.startswith(change)
+
+
+def test_offloading_or_steps_that_passed_leave_the_state_alone():
+    said = "Full fine-tuning with CPU offload runs out of GPU memory in torch."
+
+    assert first_of(f"{said}\n")[1].code != "less-to-train-all"
+    said = "Full fine-tuning runs out of GPU memory in torch at step 300/900 loss 0.1"
+    assert first_of(f"{said}\n")[1].code != "less-to-train-all"
+
+
+def test_weights_that_are_spread_over_gpus_leave_room_on_each():
+    said = "model.generate() with device_map='auto' on 4 GPUs: CUDA out of memory{}\n"
+
+    _, first = first_of(said.format(""))
+
+    assert first.change.startswith("give from_pretrained() a max_memory for each GPU")
+    _, first = first_of(said.format(", with max_memory={0: '20GiB'}"))
+    assert "a max_memory for each" not in first.change
+
+
+def test_merge_that_is_only_told_is_on_the_gpu():
+    verdict, first = first_of("model.save_pretrained_merged('m') gives OOM. Can I do it on cpu?\n")
+
+    assert verdict.cause is Cause.CAPACITY
+    assert first.title == "Load the adapter on the CPU, and merge it there"

@@ -40,6 +40,10 @@ SHAPES = {
     "ran-before in another fold": f"It crashes after two of the five folds.\n{FULL}",
     "kept-in-use": "I unload the model in my app, but its VRAM is not released.\n",
     "growth of what batches leave": "I see that memory is not freed between batches.\n" + FULL,
+    "moved-before-offload": "pipe = Pipeline.from_pretrained('m').to('cuda')\n"
+    "pipe.enable_model_cpu_offload()\nimage = pipe(prompt)\nCUDA out of memory\n",
+    "quantizing": f"It fails in quantization of a 30B model.\n{FULL}",
+    "quantizing by a call": f"model.quantize(samples)\n{FULL}",
     "growth and no loading": "GPU memory usage keeps increasing until CUDA out of memory; when I "
     "resume training, it does so again.",
     "growth in code": f"kept = []\nfor x in data:\n    kept.append(model(x))\n{FULL}\n",

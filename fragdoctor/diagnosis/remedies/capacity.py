@@ -31,11 +31,13 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled, reques
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import Change
+from fragdoctor.model.measures import OFFLOADING, SHARDED_WEIGHTS, SHARDING
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
-from fragdoctor.rules.told_weights import told_card_bytes, told_weights
+from fragdoctor.rules.failed_request import OF_A_COPY
+from fragdoctor.rules.told_weights import is_told_to_train_all, told_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
-from fragdoctor.units import GIB, MIB, format_share, format_size
+from fragdoctor.units import MIB, format_share, format_size
 
 MIN_SAVING_SHARE: Final = 0.03
 """Smallest share of the peak worth saving; less is also within the error of the edits."""
@@ -182,19 +184,12 @@ def may_be_activations(case: JudgedCase) -> bool:
     return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
-OF_A_COPY: Final = (
-    "The request is as large as all that PyTorch has allocated: a copy of the model for its "
-    "gradients, its optimizer or another precision"
+WITHOUT_COPY: Final = (
+    "if nothing is trained, do not wrap the model in DistributedDataParallel, DeepSpeed or "
+    "Accelerator.prepare(), which make buffers as large as it for its gradients; load it with "
+    "torch_dtype=torch.float16, since mixed precision keeps weights of 32 bits; to train it, use a "
+    "LoRA adapter, or FSDP or ZeRO 3 over several GPUs"
 )
-COPY_SHARE: Final = 0.005
-
-
-def _asks_for_a_copy(case: JudgedCase) -> bool:
-    """Return whether one request of a training run is as large as all that is live."""
-    r = case.failed_request
-    if r is None or r.live_bytes is None or case.message is None or not case.trains:
-        return False
-    return r.live_bytes > GIB and abs(r.requested_bytes - r.live_bytes) < COPY_SHARE * r.live_bytes
 
 
 def _not_of_batch(case: JudgedCase) -> str:
@@ -206,7 +201,9 @@ def _not_of_batch(case: JudgedCase) -> str:
         )
     if case.is_of_model and case.sign is not None:
         return f"It failed {case.sign.doing}: that does not depend on the batch."
-    return f"{OF_A_COPY}, which no batch makes smaller." if _asks_for_a_copy(case) else ""
+    r = case.failed_request
+    is_copy = r is not None and r.asks_for_copy
+    return f"{OF_A_COPY}, which no batch makes smaller." if is_copy else ""
 
 
 class SmallerBatch(SavingRemedy):
@@ -447,6 +444,8 @@ def _model_bytes(case: JudgedCase) -> tuple[int, str]:
 
 
 LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
+ALL_TRAINED: Final = "Weights, gradients and optimizer state take the same, whatever the batch."
+OFFLOADED_STATE: Final = "the optimizer and the parameters (offload_param) offloaded to the CPU"
 SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
 
 
@@ -454,18 +453,25 @@ SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to 
 def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
     told, message = told_weights(case.message), case.message
-    if told is None or message is None or case.cause is not Cause.CAPACITY:
+    if message is None or case.cause is not Cause.CAPACITY or not case.is_allocator_case:
         return
-    training = told.trained_text(message, case.told)
-    if training and case.is_allocator_case:
-        spread = words_in(case, Change.OFFLOAD_STATE)
-        yield remedy.proposal(
-            weight=Weight.CURES,
-            change=f"{training}: {LESS_TRAINED}; or all of it with "
-            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
-            why=f"{training[0].upper()}{training[1:]}.",
-            cost="Fewer trained parameters, or a slower step.",
-        )
+    training = "" if told is None else told.trained_text(message, case.told)
+    # Where the sum is open, or shards of it should fit, the batch is asked first.
+    is_open = told is None or case.told.batch_cannot_shrink
+    is_open &= is_told_to_train_all(message) and OFFLOADING not in case.told.in_use
+    if not (training or is_open):
+        return
+    spread = words_in(case, Change.OFFLOAD_STATE)
+    own = OFFLOADED_STATE if SHARDED_WEIGHTS in case.told.in_use else SPREAD
+    spread = f"{spread[5:]}, under ZeRO 3 or over more GPUs" if spread else own
+    yield remedy.proposal(
+        weight=Weight.CURES if training else Weight.FITS,
+        change=f"train all of it with {spread}; or {LESS_TRAINED}"
+        if SHARDING in case.told.in_use and not training
+        else f"{training and f'{training}: '}{LESS_TRAINED}; or all of it with {spread}",
+        why=f"{training[0].upper()}{training[1:]}." if training else ALL_TRAINED,
+        cost="Fewer trained parameters, or a slower step.",
+    )
 
 
 FEWER_BITS: Final = (
@@ -486,11 +492,12 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if told is not None and message is not None:
         if told.trained_text(message, case.told):
             return
-        if told.fill(message, case.told):
+        can_leave = case.sign is not None and case.sign.can_leave_gpu
+        if told.fill(message, case.told) and not can_leave:
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=Weight.CURES,
-                change=FEWER_BITS,
+                change=told.smaller or FEWER_BITS,
                 why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
                 cost="A coarser model, or slower layers.",
             )
@@ -500,7 +507,6 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if r is None or 0 < held < r.missing_bytes or _is_said_by_sign(case, runs=runs):
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
-    is_copy = _asks_for_a_copy(case)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
@@ -512,12 +518,18 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             f"At the peak the device holds {parts}. Half the precision halves them; sharded "
             "over n GPUs (ZeRO, FSDP), each holds one nth."
         )
-    if is_copy:
-        why = f"{OF_A_COPY}."
+    if r.asks_for_copy:
+        yield remedy.proposal(
+            title="Do without a second copy of the model",
+            weight=Weight.CURES,
+            change=WITHOUT_COPY,
+            why=f"{OF_A_COPY}.",
+        )
+        return
     yield remedy.proposal(
         title="Shrink the weights" if runs else "",
         weight=Weight.FITS
-        if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
+        if is_building or (case.told.batch_size == 1 and case.is_checkpointed)
         else Weight.MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)

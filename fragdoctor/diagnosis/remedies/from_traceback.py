@@ -65,12 +65,12 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
         return _of_growth(case, sign, message)
     if sign.name == EVALUATION and not own:
         return _of_evaluation(case, sign, message)
-    if sign.name == FIRST_GPU and not RANKS.search(message.said):
-        return sign.title, "; ".join(reversed(sign.change.split("; ")))  # DataParallel first
-    cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
-    if sign.name == VAE and TILED in case.told.in_use:
-        return "Use smaller tiles, or fewer pixels at once", change
     title = sign.title_in_framework if own and sign.title_in_framework else sign.title
+    if sign.name == FIRST_GPU and not RANKS.search(message.said):
+        change = "; ".join(reversed(change.split("; ")))  # DataParallel first
+    elif sign.name == VAE and TILED in case.told.in_use:
+        title = "Use smaller tiles, or fewer pixels at once"
+    cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
     return title, "; ".join(filter(None, (cache, change)))
 
 

@@ -19,7 +19,7 @@ from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import INTERFACES, Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
-from fragdoctor.rules.told_weights import told_weights
+from fragdoctor.rules.told_weights import named_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import CALLS_OF_LIBRARIES
 from fragdoctor.trace.stacks import PACKAGE, classify_file
 
@@ -50,6 +50,12 @@ PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new
 """How else a model that only runs can be given less of what it runs on."""
 OF_SMALL_MODELS: Final = regex(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
+ROOM: Final = (
+    "give from_pretrained() a max_memory for each GPU, a few GiB below its size and the lowest for "
+    "the first, or device_map='balanced_low_0': the weights are placed before anything is "
+    "computed, and take what they may"
+)
+_PLACED: Final = regex(r"(?is)\A(?=.*\bgpus\b|.*\bmulti-?gpu).*device[ _]?map")
 OFFLOADED: Final = "idle parts on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = regex(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = regex(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
@@ -153,6 +159,9 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
         title = GRADIENTS_OFF
     in_interface = any(f.name in INTERFACES for f in case.frameworks)
     scores = (Change.ATTENTION,) if in_interface and case.asks_for_large_share else ()
+    placed = case.message is not None and _PLACED.search(case.message.said)
+    if placed and "max-memory" not in case.told.options:
+        return "Leave room on each GPU for what is computed", f"{ROOM}; {fewer_bytes(case)}"
     all_ways = (Change.BATCH, *scores, Change.WEIGHTS)
     ways = (Change.WEIGHTS, Change.BATCH) if is_full else all_ways
     own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *ways)
@@ -201,10 +210,12 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 
 
 def _names_big_model(case: JudgedCase) -> bool:
-    """Return whether a text without figures is about the weights of a model that runs."""
-    r = case.failed_request
-    is_bare = r is None or r.live_bytes is None
+    """Return whether a text is about the weights of a model that runs."""
+    r, message = case.failed_request, case.message
     is_of_batch = case.trains or bool(words_in(case, Change.BATCH))
+    is_bare = r is None or r.live_bytes is None
+    if not is_bare:  # whoever names the card speaks of what a model needs of it
+        is_bare = speaks_of_model(case) and named_card_bytes(message.said if message else "") != 0
     return is_bare and not is_of_batch and is_full_of_weights(case)
 
 

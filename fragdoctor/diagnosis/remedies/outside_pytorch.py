@@ -30,6 +30,7 @@ from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.told_shapes import told_broadcast
 from fragdoctor.rules.traceback_signs import FIRST_GPU, is_in_backward_pass
 from fragdoctor.units import format_count, format_size
 
@@ -427,6 +428,15 @@ SMALLER_TENSOR: Final = (
 @proposes("Print the shape at the failing line and correct it")
 def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a look at the shape at the failing line: a size went wrong."""
+    if told_broadcast(case.message) and case.supports(Cause.SIZE_BUG):
+        yield remedy.proposal(
+            title="Give both tensors the same shape before they are combined",
+            weight=Weight.CURES,
+            change="squeeze() or unsqueeze() one of them, or call a.view_as(b), so that each "
+            "element meets its own; if all pairs are meant, compute a part of them at a time",
+            why=case.verdict.summary,
+        )
+        return
     r = case.failed_request
     is_main = case.cause is Cause.SIZE_BUG
     is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.remedies.less_at_once import SMALL_SHARE
 from fragdoctor.diagnosis.remedies.remedy import (
     CLOSED,
     Burden,
@@ -207,13 +208,20 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if the watermark is the limit: Metal's memory is that of the machine."""
     if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
         return
+    less = "use a smaller batch, input or model, in 16 bits; call torch.mps.empty_cache() after "
+    less += "large steps; keep shapes fixed, so that the caches of graphs stay small"
+    m = case.message
+    is_short = m is not None and (m.requested_bytes or 0) < SMALL_SHARE * (m.limit_bytes or 0)
     yield remedy.proposal(
+        title="Close other programs, and start this one without the limit" if is_short else "",
         weight=Weight.HELPS,
         confidence=Confidence.LIKELY,
-        change="use a smaller batch, input or model, in 16 bits; call torch.mps.empty_cache() "
-        "after large steps; close other programs; keep shapes fixed, so that the caches of graphs "
-        "stay small; as a last resort set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the "
-        "limit",
+        # The limit that was printed shows that it is not set there, whatever the text says.
+        change="set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 in the environment before the program "
+        f"starts: macOS then swaps, with no further limit; if that is too slow, {less}"
+        if is_short
+        else f"{less}; close other programs; as a last resort set "
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
     )
