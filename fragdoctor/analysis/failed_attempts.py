@@ -23,14 +23,12 @@ class LeftMemory(NamedTuple):
     """What is left of failed attempts.
 
     Attributes:
-        starts: the device's events that allocated it, ascending.
+        rows: the device's events that allocated it or failed before, ascending.
         n_bytes: its size.
-        row: the event after the last of the attempts.
     """
 
-    starts: I64
+    rows: I64
     n_bytes: int
-    row: int
 
 
 def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> LeftMemory | None:
@@ -41,7 +39,8 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     """
     lives = trace.lives
     state = last.row
-    end = max((oom.row for oom in ooms if oom.row < state), default=0)
+    caught = [oom.row for oom in ooms if oom.row < state]
+    end = max(caught, default=0)
     live = lives.allocated_at(state)
     left = live[(lives.start[live] >= 0) & (lives.start[live] < end)]
     if not len(left):  # as in all runs that fail once
@@ -57,7 +56,7 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     n_bytes = int(lives.size_bytes[left].sum())
     if n_bytes < WORTH_SAYING * last.active_bytes:
         return None
-    return LeftMemory(np.sort(lives.start[left]).astype(np.int64), n_bytes, end + 1)
+    return LeftMemory(np.sort(np.append(lives.start[left], caught)).astype(np.int64), n_bytes)
 
 
 def _inside_modules(trace: Trace, stack: I32) -> I64:

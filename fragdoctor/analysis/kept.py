@@ -86,7 +86,8 @@ def find_kept(
     if sum(g.survivor_bytes for g in growth) + _older_bytes(trace, growth) < least:
         return _growing_buffer(trace, steps, least)
     kept = _traced(trace, phases, growth, steps)
-    thaws = kept.pattern is KeptPattern.OPTIMIZER and _is_once_for_each_weight(trace, kept.rows)
+    # State for more and more weights is made as layers are unfrozen.
+    thaws = kept.pattern is KeptPattern.OPTIMIZER and _are_of_weights(trace, kept.rows, MAX_STATES)
     return None if thaws else kept
 
 
@@ -138,7 +139,8 @@ def _traced(
     stack, size = trace.lives_of_program.stack[rows], trace.lives_of_program.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
-    if _are_copies_of_weights(trace, rows, n_steps):
+    sizes = distinct(trace.lives_of_program.requested_bytes[rows])
+    if len(sizes) >= MIN_SIZES and _are_of_weights(trace, rows, n_steps):
         kind[kind == KeptKind.TENSOR] = KeptKind.COPY
     kinds = []
     for one in KeptKind:
@@ -192,24 +194,12 @@ def _are_returned(trace: Trace, rows: I64) -> bool:
     return bool(2 * np.count_nonzero(np.append(goes_on, False)[after]) < len(rows))
 
 
-def _are_copies_of_weights(trace: Trace, rows: I64, n_steps: int) -> bool:
-    """Return whether the survivors have several sizes, and a step copies no older weight twice."""
-    sizes, n_copies = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
-    n_weights = _counted(sizes, _older_weights(trace, rows))
-    return len(sizes) >= MIN_SIZES and bool((n_copies <= n_steps * n_weights).all())
-
-
-def _is_once_for_each_weight(trace: Trace, rows: I64) -> bool:
-    """Return whether an optimizer makes state for more and more weights, as layers are unfrozen."""
-    sizes, n_states = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
-    return bool((n_states <= MAX_STATES * _counted(sizes, _older_weights(trace, rows))).all())
-
-
-def _counted(sizes: I64, among: I64) -> I64:
-    """Return how often each size occurs among others."""
-    among = np.sort(among)
-    n: I64 = np.searchsorted(among, sizes, "right") - np.searchsorted(among, sizes)
-    return n
+def _are_of_weights(trace: Trace, rows: I64, n_each: int) -> bool:
+    """Return whether the blocks have sizes of older weights, at most so many for each of these."""
+    sizes, count = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
+    weights = np.sort(_older_weights(trace, rows))
+    n_weights = np.searchsorted(weights, sizes, "right") - np.searchsorted(weights, sizes)
+    return bool((count <= n_each * n_weights).all())
 
 
 def _older_weights(trace: Trace, rows: I64) -> I64:

@@ -68,14 +68,14 @@ class Attempt(Struct, frozen=True):
         return cls(WhatIf(edit=edit.name), edit, is_saving=is_saving)
 
 
-def without(kept: KeptMemory) -> Attempt | None:
+def without(kept: KeptMemory) -> list[Attempt]:
     """Return the attempt that frees kept memory at the end of the step that made it.
 
-    Returns None for a buffer, which should stay but not grow.
+    There is none for a buffer, which should stay but not grow.
     """
     if kept.pattern is KeptPattern.BUFFER or not len(kept.rows):
-        return None
-    return Attempt.of_edit(leak_removed(kept.rows, kept.ends))
+        return []
+    return [Attempt.of_edit(leak_removed(kept.rows, kept.ends))]
 
 
 class Effect(Struct, frozen=True):
@@ -128,7 +128,7 @@ class Bench(Struct, frozen=True, dict=True):
     @cached_property
     def let_go(self) -> Attempt | None:
         """The attempt that frees growing memory at the end of the step that made it."""
-        return None if self.kept is None else without(self.kept)
+        return next(iter(() if self.kept is None else without(self.kept)), None)
 
     @property
     def refutes_leak(self) -> bool:

@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
-
-from fragdoctor.analysis.failed_attempts import LeftMemory
 from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import (
     ROOM_FOR_STEPS,
@@ -203,15 +200,6 @@ def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]
         if left
         else f"{why}: the second attempt starts with a full device.",
         saves_bytes=left or None,
-        attempts=_attempts(case, attempts),
+        # The last attempt as if those before it, which it begins without, had not been.
+        attempts=[] if attempts is None else [Attempt.of_edit(requests_removed(attempts.rows))],
     )
-
-
-def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
-    """Return the last attempt as if those before it, which it begins without, had not been."""
-    analysis = case.context.analysis
-    if found is None or analysis is None:
-        return []
-    caught = np.array([oom.row for oom in analysis.ooms], np.int64)
-    removed = np.sort(np.append(caught[caught < found.row], found.starts))
-    return [Attempt.of_edit(requests_removed(removed))]

@@ -89,7 +89,7 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="None: evaluation needs no gradients.",
         caveats=("model.eval() alone does not stop graphs from being built.",),
         saves_bytes=kept.survivor_bytes,
-        attempts=_without(kept),
+        attempts=without(kept),
     )
 
 
@@ -127,7 +127,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             ("A tensor that keeps its graph keeps every activation behind it.",) if is_graph else ()
         ),
         saves_bytes=kept.survivor_bytes,
-        attempts=_without(kept),
+        attempts=without(kept),
     )
 
 
@@ -218,12 +218,6 @@ def _kept(case: JudgedCase) -> KeptMemory | None:
     return analysis.kept
 
 
-def _without(kept: KeptMemory) -> list[Attempt]:
-    """Return the run with kept memory freed at the end of the step that made it."""
-    attempt = without(kept)
-    return [] if attempt is None else [attempt]
-
-
 def kept_stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
     """Return the stack that makes most of what grows, from the named line outward."""
     stack, line = context.python_stack(kept.stack), context.frame(kept.frame)
@@ -278,7 +272,7 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         locations=kept_stack(case.context, kept),
         cost="A copy to the host for each batch; as much host memory.",
         saves_bytes=kept.survivor_bytes,
-        attempts=_without(kept) or _without_buffers(analysis.trace),
+        attempts=without(kept) or _without_buffers(analysis.trace),
     )
 
 
