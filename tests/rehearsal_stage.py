@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fragdoctor.cli.app import main
 from fragdoctor.rehearsal import runner, sweep
@@ -77,7 +78,8 @@ class PreparedRuns:
             with tempfile.TemporaryDirectory() as folder:
                 first = Path(folder, "imports.py")
                 first.write_text(self._imports, encoding="utf-8")
-                runs.run(Program(str(first), False, [], [python]), conditions, python)
+                plain = replace(conditions, conf="")  # or all forks would have this run's settings
+                runs.run(Program(str(first), False, [], [python]), plain, python)
         return runs.run(program, conditions, python, on_step)
 
 
