@@ -134,7 +134,8 @@ def _best(
             low, high = calls[0][0], calls[-1][1]
             entered = int(np.flatnonzero(np.append(True, view[:low] < 0))[-1])
             # What is only called in a loop comes after something that is not repeated.
-            if are_functions and not np.isin(view[entered:low], view[low:high]).all():
+            before, repeated = view[entered:low].tolist(), view[low:high].tolist()
+            if are_functions and not {*before} <= {*repeated}:
                 continue
             inside = [kept[low:high] for low, high in calls]
             whole = [int(each.sum()) for each in inside]
