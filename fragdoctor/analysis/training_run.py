@@ -1,9 +1,10 @@
 """A training run as its passes and equal layers: what a change to the program would act on.
 
-A model with L equal layers allocates at the same lines L times in a row. Within one forward pass, a
-stack that occurs k times at regular distances marks k calls. There may be several candidates: a
-loop inside a layer marks more calls than the loop over layers. The candidate whose calls keep the
-most for the backward pass, beyond the inputs that they must keep, is taken.
+A model with L equal layers runs the same function L times in a row. Within one forward pass, a
+stack that occurs k times at regular distances, seen from the function that a module runs inward,
+marks k calls. There may be several candidates: a loop inside a layer marks more calls than the loop
+over layers. The candidate whose calls keep the most for the backward pass, beyond the inputs that
+they must keep, is taken, and then others beside it.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def _best(
             low, high = calls[0][0], calls[-1][1]
             entered = int(np.flatnonzero(np.append(True, view[:low] < 0))[-1])
             # What is only called in a loop comes after something that is not repeated.
-            if are_functions and not np.isin(view[entered:low], view[low:high]).all():
+            before, repeated = view[entered:low].tolist(), view[low:high].tolist()
+            if are_functions and not {*before} <= {*repeated}:
                 continue
             inside = [kept[low:high] for low, high in calls]
             whole = [int(each.sum()) for each in inside]
