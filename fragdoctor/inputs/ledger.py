@@ -35,7 +35,7 @@ _OUTLIVES: Final = re.compile(
     rf"|{_GONE}[^\n]{{0,200}}?{_KEPT}[^\n]{{0,60}}?\b(?:memory|vram)\b"
     r"|(?:kill|终止|结束|中断|停止|ctrl ?\+? ?c)[^。\n]{0,60}显[存卡][^。\n]{0,10}?"
     r"(?:[不未没]有?释放|占)"
-    r"|\bzombie process\w{0,2} (?:\w+ ){0,3}?(?:occup|hold|keep|us|tak)\w{1,4}\b[^\n]{0,40}?"
+    r"|\bzombie process\w{0,2} (?:\w++ ){0,3}?(?:occup|hold|keep|us|tak)\w{1,4}\b[^\n]{0,40}?"
     r"\bmemory\b"
     rf"|\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}[^\n]{{0,60}}?\bafter\b[^\n]{{0,60}}?{_GONE}",
     re.IGNORECASE,

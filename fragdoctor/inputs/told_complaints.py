@@ -30,17 +30,18 @@ _USES: Final = (
 _MUCH: Final = (
     r"(?:\b(?:(?<!how )much|huge|large|high|big|excessive|insane|unexpected|more|increas\w{1,3}"
     r"|lots? of|all|double|twice|\d ?(?:x|times)|saturated|maxed|full|limited)\b|[>~]"
-    rf"|\b(?:over|above|up to|roughly|around|about|almost) (?:all )?(?:of )?(?:\w+ )?{_SIZE})"
+    rf"|\b(?:over|above|up to|roughly|around|about|almost) (?:all )?(?:of )?(?:\w++ )?{_SIZE})"
 )
-_LACKS: Final = r"\b(?:overflow\w*|insufficient|saturated|not (?:\w+ )?enough)\b"
+_LACKS: Final = r"\b(?:overflow\w*+|insufficient|saturated|not (?:\w++ )?enough)\b"
 _MEETS: Final = (
     r"\b(?:g[eo]t|getting|ha(?:s|d|ve|ving)|fac\w{1,3}|hit|me?et|across|encounter\w{0,3}"
-    r"|related to) (?:\w+ ){0,4}"
+    r"|related to) (?:\w++ ){0,4}"
 )
 _TOO_MUCH: Final = (
     in_any_order(MEMORY, _USES, _MUCH, _CLAUSE),
-    rf"(?:{MEMORY}|{_SIZE}){_CLAUSE}{_LACKS}|{_LACKS} (?:\w+ ){{0,2}}{MEMORY}",
-    rf"\b(?:(?:reduc|lower|decreas|sav)\w{{1,3}} (?:\w+ ){{0,3}}?|less ){MEMORY}[^.!\n]{{0,120}}\?",
+    rf"(?:{MEMORY}|{_SIZE}){_CLAUSE}{_LACKS}|{_LACKS} (?:\w++ ){{0,2}}{MEMORY}",
+    rf"\b(?:(?:reduc|lower|decreas|sav)\w{{1,3}} (?:\w++ ){{0,3}}?|less ){MEMORY}"
+    r"[^.!\n]{0,120}\?",
     rf"(?:\A\W{{0,20}}|{_MEETS}){MEMORY} (?:error|issue|problem)s?\b",
     r"[显内]存[^。\uff0c\n]{0,12}[太很更过][高多大]|占用[太很更过]",
 )

@@ -19,32 +19,32 @@ MAX_CHARS: Final = 32 * 1024
 _MAX_SENTENCE: Final = 500
 
 _FAILS: Final = re.compile(
-    r"(?i)\b(?:errors?|fail\w*|crash\w*|kill\w*|leak\w*|oom|memory out|increas\w*|grow\w*"
-    r"|explod\w*|exceed\w*|too much|more memory|unable to"
-    r"|(?:does|can)(?:n't| ?not)(?: be)? (?:work|run|train|generat)\w*)\b"
+    r"(?i)\b(?:errors?|fail\w*+|crash\w*+|kill\w*+|leak\w*+|oom|memory out|increas\w*+|grow\w*+"
+    r"|explod\w*+|exceed\w*+|too much|more memory|unable to"
+    r"|(?:does|can)(?:n't| ?not)(?: be)? (?:work|run|train|generat)\w*+)\b"
 )
 _WORKS: Final = re.compile(
-    r"(?i)(?<!not )(?<!n't )\b(?:works?|worked|solved|success\w*|fine(?!-)|able to|used to work"
-    r"|(?:is|was|runs?|went|be) (?:\w+ )?(?:okay|ok|well|good|normal(?:ly)?|stable)"
-    r"|(?:no|without|any) (?:\w+ )?(?:problems?|issues?|errors?|leaks?)"
+    r"(?i)(?<!not )(?<!n't )\b(?:works?|worked|solved|success\w*+|fine(?!-)|able to|used to work"
+    r"|(?:is|was|runs?|went|be) (?:\w++ )?(?:okay|ok|well|good|normal(?:ly)?|stable)"
+    r"|(?:no|without|any) (?:\w++ )?(?:problems?|issues?|errors?|leaks?)"
     r"|(?:does|do|did)(?:n't| not) (?:occur|happen|appear|leak)"
     r"|can (?:run|load|train|be used)|only succeed)\b"
 )
 _IS_CURE: Final = re.compile(
-    r"(?i)\b(?:still|even|also|tried|try|reduc\w*|lower\w*|decreas\w*|smaller|less|fewer"
+    r"(?i)\b(?:still|even|also|tried|try|reduc\w*+|lower\w*+|decreas\w*+|smaller|less|fewer"
     r"|no matter|despite)\b|batch"
 )
 """Words for what was tried: that it fails with a cure does not make the cure the cause."""
 
 _OPTION: Final = (
     r"(?:[*`'\"]{0,2}[\w-]{3,30}[*`'\"]{0,2} (?:option|flag|mode|parameter|argument)\b"
-    r"|`(?![^`\n]*(?:\.py\b|python|import|[()]\.|cuda))[^`\n]{3,60}`"
+    r"|`(?![^`\n]{0,60}(?:\.py\b|python|import|[()]\.|cuda))[^`\n]{3,60}`"
     r"|(?<!\w)--[a-z][\w-]{2,40}(?:[ =](?!and|or|is|it|to)[\w.]{1,12})?"
     r"|\(?\b[A-Za-z]\w{2,30} ?= ?[\w.]{1,12}\)?|\b[a-z]{2,20}(?:_[a-z0-9]{1,20}){1,5}\b)"
 )
 _I: Final = r"(?:(?:I|we|you|one)(?:'ve| have)? )?"
 _WHEN: Final = rf"(?i)\b(?:when(?:ever)?|if|once|after|as soon as|by|since|but) {_I}"
-_WHAT: Final = rf" {{1,3}}(?:\w+ ){{0,3}}?(?P<what>{_OPTION})"
+_WHAT: Final = rf" {{1,3}}(?:\w++ ){{0,3}}?(?P<what>{_OPTION})"
 _ADDED: Final = re.compile(
     rf"{_WHEN}(?:add|change|enable|activate|turn(?:ed)? on|switch(?:ed)? (?:on|to)|pass|include)"
     rf"\w{{0,3}}{_WHAT}"
@@ -56,35 +56,35 @@ _REMOVED: Final = re.compile(
 _VERSION: Final = re.compile(
     r"(?i)(?:\b(?P<name>[a-z][a-z_]{2,24})[ =]{1,2})?(?:\b(?:to|from|version|ver\.?) ){0,2}"
     r"(?<![\w.])(?P<marked>v?)(?P<v>\d{1,2}\.\d{1,2}(?:\.\d{1,4})?)"
-    r"(?![\w.]*\d| ?(?:[gmk]i?b|[bgm]\b|%|it/s|s\b))"
+    r"(?![\w.]{0,20}\d| ?(?:[gmk]i?b|[bgm]\b|%|it/s|s\b))"
 )
 _NO_NAME: Final = re.compile(
-    r"|(?:back|to|from|version|ver|the|in|on|of|and|with|for|is|was)|\w+(?:ing|ed)"
+    r"|(?:back|to|from|version|ver|the|in|on|of|and|with|for|is|was)|\w{1,20}(?:ing|ed)"
 )
 _CHANGED: Final = re.compile(
     r"(?i)\b(?:upgrad|updat|downgrad|regress|revert|roll(?:ed|ing)? ?back|(?:older|newer|previous"
-    r"|latest|new|old) version)\w*"
+    r"|latest|new|old) version)\w*+"
 )
 _UPDATED: Final = re.compile(
-    r"(?i)\b(?:after|since|when|once) (?:\w+ ){0,3}?(?:latest |recent |new |last )?"
+    r"(?i)\b(?:after|since|when|once) (?:\w++ ){0,3}?(?:latest |recent |new |last )?"
     r"(?:update[sd]?|updating|upgrad(?:e|ed|ing)|new version)\b"
     r"|\b(?:memory|vram) regression\b|\bregression\b.{0,60}\bmemory"
 )
 _DATA: Final = re.compile(
     r"(?i)\b(?:large[rn]?|bigger|big|whole|full|entire|(?:my |our )?own|custom|another|different"
-    r"|other) (?:\w+ ){0,2}?data ?sets?\b|\bsize of the data ?set\b"
+    r"|other) (?:\w++ ){0,2}?data ?sets?\b|\bsize of the data ?set\b"
 )
-_TRAINS_ON: Final = re.compile(r"(?i)\b(?:data ?sets?|train\w*)\b")
+_TRAINS_ON: Final = re.compile(r"(?i)\b(?:data ?sets?|train\w*+)\b")
 _COUNT: Final = (
     r"(?P<what>(?:--)?(?!(?:max[_-]?)?(?:seq|source|target|len|tokens|img|image|input|cutoff|block))"
-    r"(?![\w-]*(?:epoch|step|worker|gpu|batch|accum|thread|process|iter|lr|seed|chunk|split|patch"
+    r"(?![\w-]{0,30}(?:epoch|step|worker|gpu|batch|accum|thread|process|iter|lr|seed|chunk|split|patch"
     r"|crop))"
     r"(?:(?:num|n|nb|max|custom_num|number)[_-][a-z]{2,20}(?:[_-][a-z]{2,20}){0,3}"
     r"|[a-z]{2,20}(?:[_-][a-z]{2,20}){0,3}[_-](?:num|count|length|len|size|classes|samples|points"
     r"|beams|sequences|window|class)))\b"
 )
 _AT: Final = re.compile(
-    rf"(?i)(?<![\w.]){_COUNT}[`'\"]{{0,2}}(?: ?= ?| (?:is |was |are |to |set |of |at |as )*)"
+    rf"(?i)(?<![\w.]){_COUNT}[`'\"]{{0,2}}(?: ?= ?| (?:is |was |are |to |set |of |at |as ){{0,4}})"
     r"(?P<than>(?:more|larger|greater|higher) than |over |above |> ?)?"
     r"(?P<n>\d(?:,?\d){0,9}k?)\b(?!\.\d)"
 )
@@ -92,7 +92,7 @@ _RAISED: Final = re.compile(
     r"(?i)\b(?:when|if|once|after|as soon as|whenever|on|by|(?:the )?more) (?:(?:I|we) )?"
     r"(?:increas|rais|enlarg|bump)\w{0,3}(?: up)? (?:the value (?:for|of) )?"
     r"(?P<what>`?--?[\w-]{3,40}|(?:the |my )?(?!(?:the|gpu|cuda|v?ram|memory|usage|loss|and|with"
-    r"|over|after|each|every|until|during|in|as|continu\w*|batch)\b)\w{2,20}"
+    r"|over|after|each|every|until|during|in|as|continu\w*+|batch)\b)\w{2,20}"
     r"(?: (?!(?:to|from|by|and|it|the|cuda|gpu|more)\b)\w{2,20}){0,3})"
 )
 _AMOUNT: Final = re.compile(
@@ -104,7 +104,7 @@ _CLAUSES: Final = re.compile(
 )
 _LONG: Final = re.compile(
     r"(?i)\b(?P<how>long|large|big|huge|high)(?:e?r|ger)?[ -]"
-    r"(?P<what>(?:\w+ )?(?:audios?|videos?|files?|recordings?|voices?|wavs?|sequences?|sentences?"
+    r"(?P<what>(?:\w++ )?(?:audios?|videos?|files?|recordings?|voices?|wavs?|sequences?|sentences?"
     r"|texts?|documents?|clips?|images?|pictures?|photos?|scenes?|graphs?|proteins?|molecules?)\b"
     r"(?: files?)?)"
 )
@@ -112,7 +112,7 @@ _BUFFER: Final = re.compile(
     r"(?i)\b(?:replay|experience)[ _-]?(?:buffer|memory|data)\b|\bmemory bank\b"
 )
 _VOCABULARY: Final = re.compile(
-    r"(?i)\b(?:vocab\w*|dict)\b.{0,40}?\b(?:\d{3}k|(?:\d,?)?\d{3},?\d{3})\b"
+    r"(?i)\b(?:vocab\w*+|dict)\b.{0,40}?\b(?:\d{3}k|(?:\d,?)?\d{3},?\d{3})\b"
 )
 _PARTS: Final = (
     r"(?:(?!(?:the|of|these|those|my|our|its|such|in|on|to|and|or)\b)[a-z]{2,12}[ -])?"

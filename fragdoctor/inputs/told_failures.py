@@ -91,9 +91,9 @@ _ON_HOST: Final = re.compile(
     re.IGNORECASE,
 )
 _ON_METAL: Final = re.compile(r"(?<!bare.)\bmetal", re.IGNORECASE | re.ASCII)
-_NOT_GPU: Final = re.compile(r"(?i)\bnot (?:on |the |in )*(?:gpu|cuda)\w*")
+_NOT_GPU: Final = re.compile(r"(?i)\bnot (?:on |the |in ){0,3}(?:gpu|cuda)\w*+")
 _IN_RAM: Final = re.compile(
-    r"(?i)data ?loader|workers\b|\bload\w* (?:\w+ ){0,4}data ?sets?|\bram\b|\bdevice\W{1,6}cpu\b"
+    r"(?i)data ?loader|workers\b|\bload\w*+ (?:\w++ ){0,4}data ?sets?|\bram\b|\bdevice\W{1,6}cpu\b"
 )
 _ANY_MEMORY: Final = "内存"
 """Memory of the host or, beside words for a GPU, of the GPU."""

@@ -71,7 +71,7 @@ NOT_RELEASED: Final = (
 )
 STAYS: Final = (
     r"(?:\b(?:stays?|remains?|still|keeps?)\s(?:\w{1,20}\s){0,3}?"
-    r"(?:allocated|occup\w*|full|us(?:es|ed|ing)|in use|tak\w*|h[eo]ld\w*|high|max\w*)\b)"
+    r"(?:allocated|occup\w*+|full|us(?:es|ed|ing)|in use|tak\w*+|h[eo]ld\w*+|high|max\w*+)\b)"
 )
 KEPT: Final = (
     rf"(?:{MEMORY}{_GAP}(?:{NOT_RELEASED}|{STAYS})"

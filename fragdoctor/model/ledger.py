@@ -20,7 +20,7 @@ ON_TWO_GPUS: Final = (  # a process that nvidia-smi lists on two GPUs
 )
 ON_FIRST: Final = (
     r"\bone (?:gpu|card)\b[^.\n]{0,60}\b(?:while|but|and)\b[^.\n]{0,12}\b(?:another|the other)\b"
-    rf"|(?:{_FIRST}|\bone of (?:\w+ )?(?:gpus|cards)\b|一张卡)(?: ?\([^)]{{1,9}}\))?"
+    rf"|(?:{_FIRST}|\bone of (?:\w++ )?(?:gpus|cards)\b|一张卡)(?: ?\([^)]{{1,9}}\))?"
     rf"[^.;\n(。]{{0,60}}?{_MORE}"
     rf"|{_FIRST}[^.;\n(]{{0,60}}\b(?:by|for|in|of|from) (?:each|every|all)\b"
     r"|\b(?:more|most|highest|extra|additional|unexpected|all|every|each|only|other gpus"
@@ -36,9 +36,11 @@ ON_FIRST: Final = (
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
 USES_FIRST: Final = (
-    r"(?is:\A(?=.*(?:\.(?:cuda|to)\([1-9]\)|\bcuda:[1-9]|\b(?:device|gpu)s?(?:_ids?)?\s?[:=]\s?[\[\"']?[1-9]"
+    r"(?is:\A(?=.{0,4096}(?:\.(?:cuda|to)\([1-9]\)|\bcuda:[1-9]"
+    r"|\b(?:device|gpu)s?(?:_ids?)?\s?[:=]\s?[\[\"']?[1-9]"
     r"|\b(?:specif|assign|select|choos)\w{1,4} (?:\w{1,20} ){0,4}?(?:gpu|card|device)))"
-    rf"(?!.*\branks?\b).*?(?:\b(?:also|still|always|too|another)\b[^.\n]{{0,60}}?{_FIRST}"
+    r"(?!.{0,4096}\branks?\b).{0,4096}?"
+    rf"(?:\b(?:also|still|always|too|another)\b[^.\n]{{0,60}}?{_FIRST}"
     rf"|{_FIRST}[^.\n]{{0,30}}?\b(?:too|also|as well)\b))"
 )
 """What people say of a program that uses the first GPU beside the one that they chose."""
@@ -46,7 +48,7 @@ USES_FIRST: Final = (
 _HELD: Final = r"(?:occupied|taken|in use|used|full|占用?|차지|사용)"
 _BEFORE: Final = (
     r"(?:\balready\b|\bby default\b|\bwithout (?:any|a) (?:process|program)"
-    r"|\bbefore (?:i |the |any |my )?(?:start|train|run|launch)\w*"
+    r"|\bbefore (?:i |the |any |my )?(?:start|train|run|launch)\w*+"
     r"|已经?|本来就?|默认|이미|기본적으로)"
 )
 HELD_BEFORE: Final = (
