@@ -40,6 +40,7 @@ _TOLD: Final = {
     ContrastKind.COUNTED: "the number of {fails} is large: memory grows with it",
 }
 _OF_TORCH: Final = ("pytorch-caching-allocator", "driver-no-figures")
+_BY_TEXT: Final = "According to the text"
 _UNSAID: Final = ", but not what filled it."
 
 
@@ -78,7 +79,9 @@ def with_contrast(found: Hypothesis, message: OomMessage | None, told: ToldSetti
         cause = Cause.CAPACITY
     if summary.endswith(_UNSAID):
         summary = f"{summary.removesuffix(_UNSAID)}, and that {said}."
+    elif summary.startswith(_BY_TEXT):
+        summary = f"{summary} {said[0].upper()}{said[1:]}."
     else:
-        summary = f"{summary} According to the text, {said}."
+        summary = f"{summary} {_BY_TEXT}, {said}."
     also = distinct((found.cause, *found.also), cause)
     return replace(found, cause=cause, summary=summary, also=also)

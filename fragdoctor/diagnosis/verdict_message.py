@@ -331,7 +331,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
         summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
         settled_by = "Paste the whole error, including its numbers and its traceback."
         if message.sub_kind == TOO_MUCH:
-            summary = f"The text says that the program takes more memory than it should{when}"
+            summary = f"The text says that the program took more memory than it should{when}"
             summary += "." if doing else ", but not what takes it."
             settled_by = "A snapshot shows which lines take it."
         elif sign is not None and sign.name == RAN_BEFORE:

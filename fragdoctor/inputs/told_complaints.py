@@ -40,8 +40,7 @@ _MEETS: Final = (
 _TOO_MUCH: Final = (
     in_any_order(MEMORY, _USES, _MUCH, _CLAUSE),
     rf"(?:{MEMORY}|{_SIZE}){_CLAUSE}{_LACKS}|{_LACKS} (?:\w++ ){{0,2}}{MEMORY}",
-    rf"\b(?:(?:reduc|lower|decreas|sav)\w{{1,3}} (?:\w++ ){{0,3}}?|less ){MEMORY}"
-    r"[^.!\n]{0,120}\?",
+    rf"\b(?:(?:reduc|lower|decreas|sav)\w{{1,3}} (?:\w++ ){{0,3}}?|less ){MEMORY}[^.!\n]{{0,99}}\?",
     rf"(?:\A\W{{0,20}}|{_MEETS}){MEMORY} (?:error|issue|problem)s?\b",
     r"[显内]存[^。\uff0c\n]{0,12}[太很更过][高多大]|占用[太很更过]",
 )

@@ -2642,7 +2642,7 @@ def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
         (
             "GPU memory imbalance with many objects in an image, then CUDA out of memory.",
             Cause.CAPACITY,
-            "Use fewer objects at a time",
+            "Use fewer objects",
         ),
         (
             "RuntimeError: CUDA error: out of memory\nIt is Ubuntu in WSL2, and the card is new.",
@@ -2740,7 +2740,7 @@ def test_figures_say_more_than_words_around_them():
         (
             "CUDA out of memory. The vocabulary has 750,000 entries.",
             "the number of entries of the vocabulary is large",
-            "Use fewer entries of the vocabulary at a time",
+            "Use fewer entries of the vocabulary",
             "adaptive or sampled softmax",
         ),
     ],

@@ -23,7 +23,7 @@ _TITLES: Final = {
     ContrastKind.DATA: "Limit the largest samples of the data set",
     ContrastKind.LARGE: "Split {fails}, or make them smaller",
     ContrastKind.BUFFER: "Give the {fails} a lower limit",
-    ContrastKind.COUNTED: "Use fewer {fails} at a time",
+    ContrastKind.COUNTED: "Use fewer {fails}",
 }
 _CHANGES: Final = {
     ContrastKind.VERSION: "install that version; or find out what the new one does differently "
@@ -73,7 +73,7 @@ def undo_contrast(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     told = case.told
     if contrast.kind is ContrastKind.COUNTED and (told.batch_size or 1) > 1:
         less = f", or lower {told.batch_option} from {told.batch_size}"
-        title = title.replace(" at a time", "" if told.is_smaller_batch_tried else less)
+        title += "" if told.is_smaller_batch_tried else less
     yield remedy.proposal(
         title=title,
         weight=Weight.CURES,
