@@ -205,6 +205,11 @@ def test_limit_with_room_on_the_device_is_nobody_elses_doing() -> None:
             Cause.HOST_MEMORY,
             "Let the DataLoader workers share the data, or use fewer of them",
         ),
+        (
+            "I find that memory grows linearly with the number of workers of gunicorn.",
+            Cause.HOST_MEMORY,
+            "Use less RAM, or add more",
+        ),
     ],
 )
 def test_memory_that_is_held_from_before_or_elsewhere(told, cause, title):

@@ -55,6 +55,8 @@ _WEIGHTS: Final = regex(
 )
 _NOTEBOOK: Final = regex(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
 _FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b|\b(?:number of|each) workers?\b")
+_SERVES: Final = regex(r"(?i)\b(?:gunicorn|uvicorn|celery)\b")
+"""Servers whose workers are not those of a DataLoader."""
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
@@ -121,7 +123,7 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     yield words or own
     if _NOTEBOOK.search(message.said):
         yield HOST_CHANGES["notebook"]
-    if _FORKS.search(message.said):
+    if _FORKS.search(message.said) and not _SERVES.search(message.said):
         yield _FEWER_WORKERS
     if is_seen_to_grow(message):
         yield _KEEP_LESS
