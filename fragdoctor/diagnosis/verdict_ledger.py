@@ -20,7 +20,7 @@ ON_HOST: Final = (
     "there in page-locked memory), so host memory is what the driver could not get. On Windows it "
     "counts against the page file."
 )
-OFRANKS: Final = (
+OF_RANKS: Final = (
     "The processes of several GPUs also hold memory on one of them: each makes a CUDA context "
     "there (0.3 to 0.9 GiB), or loads a checkpoint onto it."
 )
@@ -81,7 +81,7 @@ def _of_others(message: OomMessage, ledger: Ledger) -> tuple[str, str] | None:
     sign = sign_of(message)
     is_of_ranks = RANKS.search(message.said) and not _DATA_PARALLEL.search(message.said)
     if sign is not None and sign.name == FIRST_GPU and is_of_ranks and not ledger.is_shared:
-        return "ranks", OFRANKS
+        return "ranks", OF_RANKS
     if ledger.uses_first and not ledger.is_chosen:
         return "first", OF_FIRST
     if ledger.n_sharing > 1:

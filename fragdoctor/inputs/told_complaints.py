@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.told_failures import MAX_CHARS, asks_for_help, message_of
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, HOST
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import KEPT_MEMORY, TOO_MUCH, UNEVEN, OomMessage
 from fragdoctor.model.growth_words import KEPT, MEMORY, in_any_order
 from fragdoctor.model.ledger import ON_FIRST, USES_FIRST
@@ -45,7 +46,7 @@ _TOO_MUCH: Final = (
     r"[显内]存[^。\uff0c\n]{0,12}[太很更过][高多大]|占用[太很更过]",
 )
 _PREDICATES: Final = {
-    kind: re.compile(words, re.IGNORECASE | re.ASCII)
+    kind: regex(words, re.IGNORECASE | re.ASCII)
     for kind, words in (
         (UNEVEN, f"{ON_FIRST}|{USES_FIRST}"),
         (KEPT_MEMORY, KEPT),
@@ -53,16 +54,16 @@ _PREDICATES: Final = {
     )
 }
 """The finer kind of each complaint, and how people make it."""
-_DENIED: Final = re.compile(
+_DENIED: Final = regex(
     r"(?i)\b(?:no longer|fix\w{0,3}|avoids?|prevents?|instead|no problem|if you|may|might"
     r"|you (?:can|should))\b"
 )
-_TELLS: Final = re.compile(
+_TELLS: Final = regex(
     r"(?m)\bI(?:'m|'ve)? [a-z]|\bimpossible\b"
     r"|^(?:What|How|Why|Is|Are|Can|Could|Does|Do|Any)\b[^.\n]{0,200}\?"
 )
 """What people write who tell of their own run, or ask about it."""
-_HOLDS: Final = re.compile(r"(?i)memor|\d ?[mg]i?b\b|\bload|\boom\b|显存|usage")
+_HOLDS: Final = regex(r"(?i)memor|\d ?[mg]i?b\b|\bload|\boom\b|显存|usage")
 
 
 def told_complaint(text: str) -> OomMessage | None:

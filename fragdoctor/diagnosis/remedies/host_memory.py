@@ -55,8 +55,9 @@ _WEIGHTS: Final = regex(
 )
 _NOTEBOOK: Final = regex(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
 _FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b|\b(?:number of|each) workers?\b")
-_SERVES: Final = regex(r"(?i)\b(?:gunicorn|uvicorn|celery)\b")
+OF_SERVERS: Final = r"\bgunicorn\b|\buvicorn\b|\bcelery\b"
 """Servers whose workers are not those of a DataLoader."""
+_SERVES: Final = regex(rf"(?i){OF_SERVERS}")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from fragdoctor.diagnosis.decision import is_integrated
+from fragdoctor.diagnosis.remedies.host_memory import OF_SERVERS
 from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     CLOSED,
@@ -60,7 +61,7 @@ def are_peers(listed: Sequence[OtherProcess]) -> bool:
 
 WORKERS: Final = {
     r"\[gw\d{1,3}\]|\bxdist\b|\bpytest\b|\.py::\w": "pytest -n",
-    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn --workers, celery -c",
+    OF_SERVERS: "gunicorn -w, uvicorn --workers, celery -c",
     r"\bray\.tune\b|\btune\.(?:run|Tuner)\b|resources_per_trial": "a larger share of a GPU for "
     "each trial of Ray Tune",
 }

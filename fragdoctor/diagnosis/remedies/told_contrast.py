@@ -71,9 +71,9 @@ def undo_contrast(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         at=f" from {contrast.at}" if contrast.at else " again",
     )
     told = case.told
-    if contrast.kind is ContrastKind.COUNTED and (told.batch_size or 1) > 1:
-        less = f", or lower {told.batch_option} from {told.batch_size}"
-        title += "" if told.is_smaller_batch_tried else less
+    can_lower = (told.batch_size or 1) > 1 and not told.is_smaller_batch_tried
+    if contrast.kind is ContrastKind.COUNTED and can_lower:
+        title += f", or lower {told.batch_option} from {told.batch_size}"
     yield remedy.proposal(
         title=title,
         weight=Weight.CURES,
