@@ -20,7 +20,7 @@ from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, is_last_straw, name_of
 from fragdoctor.diagnosis.run_state import backed_off, run_state
-from fragdoctor.diagnosis.verdict_contrast import with_contrast
+from fragdoctor.diagnosis.verdict_contrast import MAY_LEAK, contrast_of, with_contrast
 from fragdoctor.diagnosis.verdict_ledger import in_ledger
 from fragdoctor.diagnosis.verdict_message import (
     as_told,
@@ -30,7 +30,7 @@ from fragdoctor.diagnosis.verdict_message import (
 )
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, near_the_limit, read_stats
 from fragdoctor.future.outlook import ENOUGH
-from fragdoctor.model.case import NO_FAILURE
+from fragdoctor.model.case import NO_FAILURE, ToldContrast
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import (
@@ -123,8 +123,20 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         return self.context.failed_request
 
     @cached_property
+    def contrast(self) -> ToldContrast | None:
+        """What a text says the failure depends on, unless something shows more."""
+        log = self.context.case.oom
+        if log is None or self.is_of_snapshot:
+            return None
+        return contrast_of(self.context.message, log.settings)
+
+    @cached_property
     def reading(self) -> Hypothesis:
-        """What the figures alone say."""
+        """What the figures and words of the failure alone say."""
+        return with_contrast(self._read, self.context.message, self.contrast)
+
+    @property
+    def _read(self) -> Hypothesis:
         context, message = self.context, self.context.message
         if self.failed is not None:
             found = as_told(decide(self.failed), message)
@@ -225,9 +237,6 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 def find_verdict(evidence: CaseEvidence) -> Verdict:
     """Return the verdict of the first row that applies, with other causes the evidence supports."""
     row, decided = next((row, found) for row in ROWS if (found := row(evidence)) is not None)
-    log = evidence.context.case.oom
-    if log is not None and not evidence.is_of_snapshot:
-        decided = with_contrast(decided, evidence.context.message, log.settings)
     beside = (*_beside(evidence), evidence.reading.cause, *evidence.reading.also)
     verdict = Verdict(
         decided.cause,
@@ -492,9 +501,14 @@ def _growth_told(e: CaseEvidence) -> Hypothesis | None:
     is_elsewhere = reading.cause in (Cause.OTHER_PROCESS, Cause.HOST_MEMORY)
     is_elsewhere |= shows_sign(message, FIRST_GPU)  # where it grows with the number of GPUs
     is_kept = is_seen_to_grow(message) or shows_sign(message, RAN_BEFORE, KEPT_IN_USE)
-    if is_late or is_elsewhere or not is_kept:
+    is_bounded = e.contrast is not None and e.contrast.kind not in MAY_LEAK
+    if is_late or is_elsewhere or is_bounded or not is_kept:
         return None
-    return replace(reading, cause=Cause.LEAK, row="growth-told")
+    summary = _GROWTH_ALONE if message.sub_kind == "unread" else reading.summary
+    return replace(reading, cause=Cause.LEAK, summary=summary, row="growth-told")
+
+
+_GROWTH_ALONE: Final = "According to the text, memory grows until none is left."
 
 
 def _figures_say(e: CaseEvidence) -> Hypothesis | None:

@@ -21,7 +21,7 @@ from fragdoctor.rules.traceback_signs import (
 OPEN: Final = (Cause.CAPACITY, Cause.UNKNOWN, Cause.LEAK, Cause.HOST_MEMORY)
 _WEAKER: Final = (INFERENCE, GROWTH, LATE, GENERATION)
 """Signs that say less than what the failure depends on."""
-_UNBOUNDED: Final = (ContrastKind.VERSION, ContrastKind.CHANGE, ContrastKind.COUNTED)
+MAY_LEAK: Final = (ContrastKind.VERSION, ContrastKind.CHANGE, ContrastKind.COUNTED)
 """What has no size of its own; memory that grows with the others is no leak."""
 
 _TOLD: Final = {
@@ -61,10 +61,11 @@ def contrast_of(message: OomMessage | None, told: ToldSettings) -> ToldContrast 
     return contrast if is_open and not is_else else None
 
 
-def with_contrast(found: Hypothesis, message: OomMessage | None, told: ToldSettings) -> Hypothesis:
+def with_contrast(
+    found: Hypothesis, message: OomMessage | None, contrast: ToldContrast | None
+) -> Hypothesis:
     """Return a hypothesis with what the text says the failure depends on."""
-    contrast = contrast_of(message, told) if found.cause in OPEN else None
-    if message is None or contrast is None or contrast.kind is None:
+    if message is None or contrast is None or contrast.kind is None or found.cause not in OPEN:
         return found
     said = _TOLD[contrast.kind].format(
         fails=contrast.fails or "the new version",
@@ -75,8 +76,6 @@ def with_contrast(found: Hypothesis, message: OomMessage | None, told: ToldSetti
     is_bare = message.requested_bytes is None and message.sub_kind != "unread"
     if cause is Cause.UNKNOWN and is_bare and message.kind in _OF_TORCH:
         cause, summary = Cause.CAPACITY, f"The text says that the GPU ran out of memory{_UNSAID}"
-    if cause is Cause.LEAK and contrast.kind not in _UNBOUNDED:
-        cause = Cause.CAPACITY
     if summary.endswith(_UNSAID):
         summary = f"{summary.removesuffix(_UNSAID)}, and that {said}."
     elif summary.startswith(_BY_TEXT):

@@ -19,8 +19,6 @@ _SHAPE: Final = regex(r"[(\[]\s?(\d{1,10}(?:\s?,\s?\d{1,10}){0,5})\s?,?\s?[)\]]"
 _MOST_SHAPES: Final = 12
 _ITEM_BYTES: Final = 4
 """Bytes of PyTorch's default type."""
-_GROWN: Final = 100
-"""How much larger than both the result is: a bias or a mask makes a layer's result no larger."""
 
 
 def told_broadcast(message: OomMessage | None) -> str:
@@ -33,7 +31,7 @@ def told_broadcast(message: OomMessage | None) -> str:
     for one, other in combinations(list(dict.fromkeys(found))[:_MOST_SHAPES], 2):
         result = _broadcast(one, other)
         n_bytes = _ITEM_BYTES * prod(result)
-        is_grown = prod(result) > _GROWN * max(prod(one), prod(other)) > 0
+        is_grown = prod(result) > prod(one) + prod(other)
         if is_grown and n_bytes > max(least - rounding_bytes(least), GIB):
             size = format_size(n_bytes)
             return f"Broadcasting {one} with {other} makes {result}, which takes {size} in 32 bits."
