@@ -129,6 +129,9 @@ _WATCHED: Final = (
     "nvidia-smi during the run shows whether the GPU is full, and which processes fill it"
 )
 
+_EARLY: Final = ("torch-0.4", "thc-check")
+"""Messages of PyTorch's allocator before 1.0."""
+
 TOLD: Final = {
     "driver-api": Hypothesis(
         Cause.UNKNOWN,
@@ -322,6 +325,14 @@ def _allocator(message: OomMessage) -> Hypothesis:
         )
     if failed is not None:
         return decide(failed)
+    if message.variant in _EARLY:
+        return Hypothesis(
+            Cause.CAPACITY,
+            f"PyTorch could not get memory for a tensor{doing and ' '}{doing}; its early versions "
+            "print no numbers.",
+            settled_by=f"{_WATCHED}.",
+            also=(Cause.OTHER_PROCESS,),
+        )
     found = without_figures("request", doing)
     if message.variant == "allocation-on-device":
         summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no numbers."
@@ -331,7 +342,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
         summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
         settled_by = "Paste the whole error, including its numbers and its traceback."
         if message.sub_kind == TOO_MUCH:
-            summary = f"The text says that the program took more memory than it should{when}"
+            summary = f"The text says that the program took too much memory{when}"
             summary += "." if doing else ", but not what takes it."
             settled_by = "A snapshot shows which lines take it."
         elif sign is not None and sign.name == RAN_BEFORE:
@@ -433,9 +444,6 @@ def _driver(message: OomMessage) -> Hypothesis:
             "asked for."
         )
         settled = f"{_WATCHED}; paste the error with its traceback."
-    elif "/THCStorage." in f"{message.text} {message.said}":  # torch before 1.0
-        summary = "PyTorch could not get memory for a tensor; its early versions print no numbers."
-        settled = f"{_WATCHED}."
     return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
 
 

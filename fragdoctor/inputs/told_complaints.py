@@ -12,7 +12,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.inputs.told_failures import MAX_CHARS, asks_for_help, message_of
+from fragdoctor.inputs.told_failures import (
+    MAX_CHARS,
+    SENTENCES,
+    SHORTAGE,
+    asks_for_help,
+    message_of,
+)
+from fragdoctor.inputs.wordings.prose import DENIES
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, HOST
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import KEPT_MEMORY, TOO_MUCH, UNEVEN, OomMessage
@@ -63,12 +70,14 @@ _TELLS: Final = regex(
     r"|^(?:What|How|Why|Is|Are|Can|Could|Does|Do|Any)\b[^.\n]{0,200}\?"
 )
 """What people write who tell of their own run, or ask about it."""
+_PERSONAL: Final = regex(r"(?i)\b(?:i|we|my|our|me)\b|[?？]")
+_BLANKS: Final = regex(r"[ \t]{2,}")
 _HOLDS: Final = regex(r"(?i)memor|\d ?[mg]i?b\b|\bload|\boom\b|显存|usage")
 
 
 def told_complaint(text: str) -> OomMessage | None:
     """Return what a post complains about, by its first complaint; its title is one by itself."""
-    head = text[: MAX_CHARS // 8]
+    head = _BLANKS.sub(" ", text[: MAX_CHARS // 8])  # tables have many
     title, _, body = head.strip().partition("\n")
     is_titled = body.strip() and len(title) <= _MAX_TITLE and not title.startswith("#")
     for part in (title if is_titled else "", head):
@@ -81,6 +90,18 @@ def told_complaint(text: str) -> OomMessage | None:
             is_post = part is title or asks_for_help(near) or _TELLS.search(near)
             if is_post and not _DENIED.search(told):
                 return _message(kind, found, told, head)
+    return _feared(head) if asks_for_help(head) else None
+
+
+def _feared(head: str) -> OomMessage | None:
+    """Return the shortage that people who ask for help speak of as what they want to avoid."""
+    for sentence in SENTENCES.finditer(head):
+        start, end = sentence.span()
+        found = SHORTAGE.search(head, start, end)
+        if found is None or DENIES.search(head, start, found.start()):
+            continue
+        if _PERSONAL.search(head, start, end):
+            return _message(TOO_MUCH, found, sentence.group(), head)
     return None
 
 

@@ -79,6 +79,7 @@ _POST: Final = re.compile(
     r"|\bwhat (?:can|should|could) (?:I|we) do\b"
     r"|\bany (?:ideas?|suggestions?|advice|solutions?|workarounds?)\b"
     r"|\b(?:thanks|thank you)\b(?! (?:to|@))"
+    r"|\A\W{0,9}[^\n]{3,120}\?\s{0,3}\n"  # the title
     r"|怎么|如何|请问|为(?:什么|啥|何)|求助|吗[?\uff1f]",
     re.IGNORECASE | re.DOTALL,
 )

@@ -15,7 +15,7 @@ _MORE: Final = (
     r"|twice|a lot)\b|\b\d(?:\.\d)? ?(?:x\b|times)|[两\d]倍|更[多大高]|变大|远?超|占用\d)"
 )
 ON_TWO_GPUS: Final = (  # a process that nvidia-smi lists on two GPUs
-    r"\b(?P<on>\d{1,2}) (?:\S{1,6} ){0,2}(?P<pid>\d{2,9}) C .{0,1500}?"
+    r"\b(?P<on>\d{1,2}) (?:\S{1,6} ){0,2}(?P<pid>\d{2,9}) C [\s\S]{0,1500}?"
     r"\b(?!(?P=on) )\d{1,2} (?:\S{1,6} ){0,2}(?P=pid) C "
 )
 ON_FIRST: Final = (

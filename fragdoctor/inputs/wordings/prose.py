@@ -52,6 +52,11 @@ _REPORTS: Final = re.compile(
 )
 """People who report their own failure may add advice in the same sentence."""
 
+DENIES: Final = re.compile(
+    r"\b(?:no|not|never|without)\b|n['’]t\b|\b(?:fixe[ds]|closed?|removed?s?|resolved?)\b",
+    re.IGNORECASE,
+)
+"""Words before a failure that did not happen, or no longer does."""
 _NAMES_ERROR: Final = re.compile(r"(?:\b\w{0,40}Error|\b[Ee]xception): ?[\"'`]{0,3}$")
 _NEAR: Final = 40
 """Characters before an error's name in which words can explain it: "fix RuntimeError: ..."."""
