@@ -59,7 +59,9 @@ from fragdoctor.rules.growth.growing_line import (
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.rules.traceback_signs import (
+    ADDS_UP,
     FIRST_GPU,
+    GROWTH,
     KEPT_IN_USE,
     RAN_BEFORE,
     is_seen_to_fail_late,
@@ -470,22 +472,26 @@ def _transient_peak(e: CaseEvidence) -> Hypothesis | None:
     return Hypothesis(Cause.TRANSIENT_PEAK, summary, Confidence.LIKELY)
 
 
-def _growth_in_code(e: CaseEvidence) -> Hypothesis | None:
-    """The code keeps the graph of each step, and a small request failed on a device so filled."""
+def _growth_to_last_straw(e: CaseEvidence) -> Hypothesis | None:
+    """People wrote that memory grew, or code shows it, and a small request was the last straw."""
     message, r, reading = e.context.message, e.failed, e.reading
-    if message is None or not message.code.kept or reading.cause is not Cause.CAPACITY:
+    if message is None or reading.cause is not Cause.CAPACITY or not is_seen_to_grow(message):
         return None
+    if not (message.code.kept or shows_sign(message, *ADDS_UP)):
+        return None  # its traceback explains the failure
     if r is None or not is_last_straw(r):
         return None
     also = distinct((Cause.CAPACITY, *reading.also), Cause.LEAK)
-    summary = (
-        f"{reading.summary} The code adds a result to {message.code.kept} in each round, which "
-        "keeps the graph of that round."
-    )
+    grown = "" if shows_sign(message, GROWTH) else " According to the text, memory grew before."
+    if message.code.kept:
+        grown = (
+            f" The code adds a result to {message.code.kept} in each round, which keeps the graph "
+            "of that round."
+        )
     return replace(
         reading,
         cause=Cause.LEAK,
-        summary=summary,
+        summary=f"{reading.summary}{grown}",
         confidence=Confidence.LIKELY,
         settled_by="a second recording of a longer run shows whether memory grows with each step.",
         also=also,
@@ -551,7 +557,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _setting_mends,
     _no_setting_mends,
     _transient_peak,
-    _growth_in_code,
+    _growth_to_last_straw,
     _growth_told,
     _figures_say,
 )

@@ -440,6 +440,10 @@ CALLS_OF_LIBRARIES: Final = r"\.(?:infer|inference|predict|upscale|transcribe|en
 """Methods by which libraries run their models, which keep no graph there."""
 
 GROWTH: Final = "growth"
+METRIC_STATE: Final = "metric-state"
+KEPT_PREDICTIONS: Final = "kept-predictions"
+ADDS_UP: Final = (GROWTH, METRIC_STATE, KEPT_PREDICTIONS)
+"""Signs of memory that each step adds to."""
 RAN_BEFORE: Final = "ran-before"
 KEPT_IN_USE: Final = "kept-in-use"
 EVALUATION: Final = "evaluation"
@@ -751,7 +755,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- evaluation ----
     TracebackSign(
-        name="metric-state",
+        name=METRIC_STATE,
         doing="while a metric stored its inputs",
         can_leave_gpu=True,
         title="Keep the metric's state small, or on the CPU",
@@ -765,7 +769,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?is)\A(?=.*torch ?metrics?\b)(?=.*{_GROWS})",
     ),
     TracebackSign(
-        name="kept-predictions",
+        name=KEPT_PREDICTIONS,
         doing="in an evaluation whose results pile up on the GPU",
         is_training=False,
         can_leave_gpu=True,

@@ -61,6 +61,8 @@ def test_shared_texts_give_every_field_of_their_truth(shared):
 # text, kind, backend, sub_kind, fields
 CASES = [
     ("RuntimeError: cuda runtime error (2) : out of memory at /a/THC/generic/THCStorage.cu:58",
+     "pytorch-caching-allocator", "cuda", "figures-lost", {"version_high": "0.4"}),
+    ("RuntimeError: cuda runtime error (2) : out of memory at /a/aten/src/ATen/cudnn/Handles.cpp:9",
      "driver-no-figures", "cuda", "", {"version_high": "0.4"}),
     ("CUDA out of memory. Tried to allocate more than 1EB memory.",
      "pytorch-caching-allocator", "cuda", "size-bug", {"requested_bytes": None}),

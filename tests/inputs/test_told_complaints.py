@@ -24,6 +24,12 @@ COMPLAINTS = {
     "Is there a way to reduce the GPU memory of the training?": TOO_MUCH,
     "I got a memory error on a 24 GB GPU.": TOO_MUCH,
     "The card has 10 GB of memory, which is not enough for me. I use the default.": TOO_MUCH,
+    "How to avoid CUDA out of memory?\n": TOO_MUCH,
+    "I lowered it to four to avoid an OOM of the GPU. What else can I do?": TOO_MUCH,
+    "Why are all processes on GPU 0?\n"
+    "|    0   N/A  N/A     25799      C   /envs/a/bin/python    13724MiB |\n"
+    "|    0   N/A  N/A     25800      C   /envs/a/bin/python      414MiB |\n"
+    "|    1   N/A  N/A     25800      C   /envs/a/bin/python    13868MiB |": UNEVEN,
     "Excessive GPU memory use\n\nThe tool should take half of it.": TOO_MUCH,
 }
 NO_COMPLAINTS = (
@@ -33,6 +39,8 @@ NO_COMPLAINTS = (
     "How much GPU memory do I need? My card is a 4090.",
     "Is the GPU used?\n\nI see that it is slow.",
     "I added checkpointing to save GPU memory. All tests pass.",
+    "I never had an OOM. How can I fix the loss?",
+    "Thanks! Chunks avoid CUDA out of memory.",
     "I share the tensor in memory, and another process reads it on the GPU.",
 )
 

@@ -305,15 +305,17 @@ def test_search_that_found_no_batch_says_where_it_failed():
         "The tensors of earlier batches accumulate on the GPU.\n",
     ],
 )
-def test_memory_that_was_seen_to_grow_is_a_leak_where_no_figures_say_more(told):
+def test_memory_that_was_seen_to_grow_is_a_leak_until_a_large_request_fails(told):
+    large = old_style("9.00 GiB", "23.69 GiB", "14.10 GiB", "8.41 GiB", "14.60 GiB")
 
     bare = diagnose(case_of(f"RuntimeError: CUDA out of memory.\n{told}"))
-    full = diagnose(case_of(f"{FULL}\n{told}"))
+    last_straw = diagnose(case_of(f"{FULL}\n{told}"))
+    at_once = diagnose(case_of(f"{large}\n{told}"))
 
-    assert bare.verdict.cause is Cause.LEAK
+    assert bare.verdict.cause is last_straw.verdict.cause is Cause.LEAK
     assert Cause.CAPACITY in bare.verdict.also
     assert bare.recommendations[0].code == "at-the-failing-call"
-    assert full.verdict.cause is not Cause.LEAK
+    assert at_once.verdict.cause is not Cause.LEAK
 
 
 def test_every_sign_of_the_table_is_shown_by_a_text():
