@@ -325,16 +325,13 @@ def _allocator(message: OomMessage) -> Hypothesis:
         )
     if failed is not None:
         return decide(failed)
-    if message.variant in _EARLY:
-        return Hypothesis(
-            Cause.CAPACITY,
-            f"PyTorch could not get memory for a tensor{doing and ' '}{doing}; its early versions "
-            "print no numbers.",
-            settled_by=f"{_WATCHED}.",
-            also=(Cause.OTHER_PROCESS,),
-        )
     found = without_figures("request", doing)
-    if message.variant == "allocation-on-device":
+    if message.variant in _EARLY:
+        when = f" {doing}" if doing else ""
+        found = replace(found, also=(*found.also, Cause.OTHER_PROCESS))
+        summary = f"PyTorch could not get memory for a tensor{when}; its early versions print no"
+        summary, settled_by = f"{summary} numbers.", f"{_WATCHED}."
+    elif message.variant == "allocation-on-device":
         summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no numbers."
         settled_by = "nvidia-smi during the run shows who fills the GPU."
     elif message.variant in ("told", "bare") and message.requested_bytes is None:

@@ -70,7 +70,7 @@ _TELLS: Final = regex(
     r"|^(?:What|How|Why|Is|Are|Can|Could|Does|Do|Any)\b[^.\n]{0,200}\?"
 )
 """What people write who tell of their own run, or ask about it."""
-_PERSONAL: Final = regex(r"(?i)\b(?:i|we|my|our|me)\b|[?？]")
+_PERSONAL: Final = regex(r"(?i)\b(?:i|we|my|our|me)\b|[?\uff1f]")
 _BLANKS: Final = regex(r"[ \t]{2,}")
 _HOLDS: Final = regex(r"(?i)memor|\d ?[mg]i?b\b|\bload|\boom\b|显存|usage")
 

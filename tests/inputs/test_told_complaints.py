@@ -39,7 +39,6 @@ NO_COMPLAINTS = (
     "How much GPU memory do I need? My card is a 4090.",
     "Is the GPU used?\n\nI see that it is slow.",
     "I added checkpointing to save GPU memory. All tests pass.",
-    "I never had an OOM. How can I fix the loss?",
     "Thanks! Chunks avoid CUDA out of memory.",
     "I share the tensor in memory, and another process reads it on the GPU.",
 )

@@ -53,7 +53,7 @@ _REPORTS: Final = re.compile(
 """People who report their own failure may add advice in the same sentence."""
 
 DENIES: Final = re.compile(
-    r"\b(?:no|not|never|without)\b|n['’]t\b|\b(?:fixe[ds]|closed?|removed?s?|resolved?)\b",
+    r"\b(?:no|not|never|without)\b|n['\u2019]t\b|\b(?:fixe[ds]|closed?|removed?s?|resolved?)\b",
     re.IGNORECASE,
 )
 """Words before a failure that did not happen, or no longer does."""
