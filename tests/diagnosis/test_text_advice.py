@@ -2734,7 +2734,7 @@ def test_figures_say_more_than_words_around_them():
         (
             "CUDA out of memory for longer recordings.",
             "it fails with long recordings",
-            "Split long recordings, or make them smaller",
+            "Split long recordings into smaller parts",
             "one after the other",
         ),
         (

@@ -21,7 +21,7 @@ _TITLES: Final = {
     ContrastKind.RAISED: "Lower {fails}{at}",
     ContrastKind.AMOUNT: "Use no more than {works} {fails} at a time",
     ContrastKind.DATA: "Limit the largest samples of the data set",
-    ContrastKind.LARGE: "Split {fails}, or make them smaller",
+    ContrastKind.LARGE: "Split {fails} into smaller parts",
     ContrastKind.BUFFER: "Give the {fails} a lower limit",
     ContrastKind.COUNTED: "Use fewer {fails}",
 }
