@@ -493,7 +493,7 @@ def _growth_to_last_straw(e: CaseEvidence) -> Hypothesis | None:
         cause=Cause.LEAK,
         summary=f"{reading.summary}{grown}",
         confidence=Confidence.LIKELY,
-        settled_by="a second recording of a longer run shows whether memory grows with each step.",
+        settled_by="A second recording of a longer run shows whether memory grows with each step.",
         also=also,
     )
 
