@@ -1820,7 +1820,9 @@ def test_peak_is_lowered_before_pytorch_is_replaced_unless_most_of_the_cache_is_
 
 def test_drivers_error_in_a_backward_pass_is_lowered_by_the_sizes_that_are_named():
     step = traceback(("/job/train.py", "loss.backward()"))
-    failed = "RuntimeError: cuda runtime error (2) : out of memory at /a/torch/csrc/cuda/Module.cpp:32\n"
+    failed = (
+        "RuntimeError: cuda runtime error (2) : out of memory at /a/torch/csrc/cuda/Module.cpp:32\n"
+    )
 
     _, first = first_of(f"{step}{failed}python train.py --seq-len 1600\n")
     _, elsewhere = first_of(f"{failed}python train.py --seq-len 1600\n")

@@ -64,6 +64,10 @@ CASES = [
      "pytorch-caching-allocator", "cuda", "figures-lost", {"version_high": "0.4"}),
     ("RuntimeError: cuda runtime error (2) : out of memory at /a/aten/src/ATen/cudnn/Handles.cpp:9",
      "driver-no-figures", "cuda", "", {"version_high": "0.4"}),
+    (("CUDA out of memory. Tried to allocate 96.00 MiB (GPU 0; 8.00 GiB total capacity; 7.00 GiB"
+      " already allocated; 80.00 MiB free; 7.25 GiB cached)"),
+     "pytorch-caching-allocator", "cuda", "",
+     {"reserved_bytes": int(7.25 * GIB), "reserved_unallocated_bytes": GIB // 4}),
     ("CUDA out of memory. Tried to allocate more than 1EB memory.",
      "pytorch-caching-allocator", "cuda", "size-bug", {"requested_bytes": None}),
     ("CUDA out of memory. Tried to allocate 130674.91 GiB (GPU 0; 7.79 GiB total capacity)",
