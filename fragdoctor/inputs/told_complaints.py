@@ -71,7 +71,17 @@ _TELLS: Final = regex(
 )
 """What people write who tell of their own run, or ask about it."""
 _PERSONAL: Final = regex(r"(?i)\b(?:i|we|my|our|me)\b|[?\uff1f]")
-_BLANKS: Final = regex(r"[ \t]{2,}")
+_AVOIDS: Final = regex(r"(?i)\b(?:avoid|prevent)")
+_ANY_MEMORY: Final = regex(
+    r"(?i)\b(?:(?:graphics?|video|gpu|cuda) )?(?:memory|mem|v?ram)\b|[显内]存"
+)
+_TROUBLE: Final = regex(
+    r"(?i)\b(?:issue|problem|error|leak|limit|explo|blow|increas|grow|r[io]s[ei]|spike|jump|enough"
+    r"|insufficien|too|huge|large|high|(?<!how )much|full|exceed|crash|fail|kill|why|unable|cannot"
+    r"|can't|releas|unload|reduc)|[爆增满高升多大]|不[够足]"
+)
+"""What a sentence about memory says where memory is the trouble."""
+_BLANKS: Final = regex(r"[ \t]{2,}+")
 _HOLDS: Final = regex(r"(?i)memor|\d ?[mg]i?b\b|\bload|\boom\b|显存|usage")
 
 
@@ -90,17 +100,18 @@ def told_complaint(text: str) -> OomMessage | None:
             is_post = part is title or asks_for_help(near) or _TELLS.search(near)
             if is_post and not _DENIED.search(told):
                 return _message(kind, found, told, head)
-    return _feared(head) if asks_for_help(head) else None
+    return _feared(head) if asks_for_help(head) or _TELLS.search(head) else None
 
 
 def _feared(head: str) -> OomMessage | None:
-    """Return the shortage that people who ask for help speak of as what they want to avoid."""
-    for sentence in SENTENCES.finditer(head):
+    """Return what people say at the start of a post of memory and trouble in one sentence."""
+    for sentence in SENTENCES.finditer(head, 0, _NEAR):
         start, end = sentence.span()
-        found = SHORTAGE.search(head, start, end)
-        if found is None or DENIES.search(head, start, found.start()):
-            continue
-        if _PERSONAL.search(head, start, end):
+        is_own = _PERSONAL.search(head, start, end) or not _AVOIDS.search(head, start, end)
+        found = SHORTAGE.search(head, start, end) if is_own else None
+        if found is None and _TROUBLE.search(head, start, end):
+            found = _ANY_MEMORY.search(head, start, end)
+        if found is not None and not DENIES.search(head, start, found.start()):
             return _message(TOO_MUCH, found, sentence.group(), head)
     return None
 

@@ -24,6 +24,8 @@ COMPLAINTS = {
     "Is there a way to reduce the GPU memory of the training?": TOO_MUCH,
     "I got a memory error on a 24 GB GPU.": TOO_MUCH,
     "The card has 10 GB of memory, which is not enough for me. I use the default.": TOO_MUCH,
+    "Can I cache fewer crops?\n\nWith this flag, graphics RAM rises fast.": TOO_MUCH,
+    "My evaluation on CUDA 9\n\nI see a GPU mem leak in every batch.": TOO_MUCH,
     "How to avoid CUDA out of memory?\n": TOO_MUCH,
     "I lowered it to four to avoid an OOM of the GPU. What else can I do?": TOO_MUCH,
     "Why are all processes on GPU 0?\n"

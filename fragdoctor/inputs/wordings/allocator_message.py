@@ -131,11 +131,11 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
     )
     allocated, gap = fields.get("allocated_bytes"), fields.get("reserved_unallocated_bytes")
     reserved, total = fields.get("reserved_bytes"), fields.get("total_bytes")
-    if "cached" in draft.seen and allocated is not None and total is not None and gap is not None:
-        if allocated + gap > total > allocated:
-            # Builds between 1.3 and 1.4 print all that is reserved in the words for what is unused.
-            fields["reserved_bytes"] = reserved = gap
-            fields["reserved_unallocated_bytes"] = gap = max(0, gap - allocated)
+    whole = (allocated or 0) + (gap or 0)
+    if "cached" in draft.seen and whole > (total or whole) > (allocated or whole):
+        # Builds between 1.3 and 1.4 print all that is reserved in the words for what is unused.
+        fields["reserved_bytes"] = reserved = fields.pop("reserved_unallocated_bytes")
+        gap = None
     if reserved is None and allocated is not None and gap is not None:
         fields["reserved_bytes"] = allocated + gap
     elif gap is None and allocated is not None and reserved is not None:
