@@ -566,24 +566,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="several-models",
-        doing="with more than one model on the GPU",
-        is_of_model=True,
-        title="Free one model before the next is loaded",
-        change="del every name, list and pipeline that holds it, then call gc.collect() and "
-        "torch.cuda.empty_cache(); or run each model in its own process, which frees everything "
-        "when it ends; move a waiting model to the CPU (.to('cpu')), or load the models in fewer "
-        "bits",
-        why="A model stays on the GPU as long as any name refers to it, whether it runs or not.",
-        # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
-        in_words=r"(?is)\A(?!.*\b(?:workers|ranks)\b).*"
-        r"(?:\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
-        r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
-        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
-        r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
-        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
-    ),
-    TracebackSign(
         name="moved-before-offload",
         doing="while all of a pipeline was moved to the GPU, before its offloading began",
         is_of_model=True,
@@ -697,8 +679,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
-        in_words=r"(?i)\b(?:during|while|when|in) (?:the )?(?:cuda )?graph captur|\bcaptur\w{1,3} "
-        r"(?:the )?cuda graphs?\b|\bworks? (?:\w+ )?with (?:--)?enforce[-_ ]eager\b",
     ),
     TracebackSign(
         name=SERVER_START,
@@ -915,7 +895,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # csrc/pythonInterface.cpp: cget_managed_ptr of paged state; apex, optimizers; transformers
         # 4.20 to 4.57, optimization.py: Adafactor; bitsandbytes, optim
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
-        in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
         # Lightning runs the whole step inside optimizer.step(closure)
         unless=(Place(code=r"\bclosure\("),),
         places=(
@@ -1060,7 +1039,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|cross_entropy\("
             ),
         ),
-        in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
         unless=(Place(file=r"/transformers/generation/"),),  # which asks for no loss
     ),
     TracebackSign(

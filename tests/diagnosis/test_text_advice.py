@@ -2385,12 +2385,6 @@ def test_setting_that_a_text_rules_out_is_not_advised():
     assert "max_split_size_mb" in first_of(f"{said}{holes}")[1].setting
 
 
-def test_what_works_without_graphs_lacks_memory_for_graphs():
-    said = "vLLM with a 30B model on A10*4 gives OOM. It works with enforce-eager.\n"
-
-    assert "CUDA graphs" in first_of(said)[1].title
-
-
 def test_a_container_that_keeps_graphs_is_named():
     code = "outputs = []\nfor x in loader:\n    outputs.append(model(x))\n"
     verdict, first = first_of(f"{code}It fails with CUDA out of memory.\n")

@@ -62,7 +62,6 @@ SHAPES = {
     "|    0   N/A  N/A   92   C   python   726MiB |\n"
     f"|    1   N/A  N/A   92   C   python   9212MiB |\nTraining fails:\n{FULL}",
     "inference by its method": f'r = model.predict(source="imgs/")\n{FULL}\n',
-    "optimizer-state in words": f"It fits, but in the step function it runs out of memory.\n{FULL}",
     "sliding-window": failing(
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
@@ -193,7 +192,6 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
-    "several-models": f"I run both models on the same GPU:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",
@@ -257,7 +255,6 @@ SHAPES = {
         frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
     ),
     "kept-predictions of a call": f"trainer.evaluate() aggregates logits on the GPU:\n{FULL}\n",
-    "graph-capture in words": f"It fails during CUDA graph capture:\n{FULL}\n",
     "evaluation": failing(
         frame(f"{LIB}/lightning/loops/evaluation_loop.py", "_evaluation_step", "out = step()"),
         frame(f"{TORCH}/nn/modules/conv.py", "forward", "return F.conv2d(x, w)"),
