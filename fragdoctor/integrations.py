@@ -40,18 +40,15 @@ class MemoryMeter:
 
     Args:
         bundle: where to record, as for ``fragdoctor.record``; None records nothing.
-        device: number of the GPU; None means the current GPU.
         trackers: returns the framework's trackers, which get the report of a failure.
     """
 
     def __init__(
         self,
         bundle: StrPath | None = None,
-        device: int | None = None,
         trackers: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self._bundle = bundle
-        self._device = device
         self._trackers = trackers
         self._recording: record | None = None
         self._open = ExitStack()
@@ -66,14 +63,14 @@ class MemoryMeter:
         self._is_running = True
         if self._bundle is not None:
             self._recording = self._open.enter_context(record(self._bundle))
-        self._torch.cuda.reset_peak_memory_stats(self._device)
+        self._torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, float]:
         """Return the figures since the last call, or {} without a GPU."""
         if not self._is_running:
             return {}
-        found = read_figures(self._torch, self._device)._asdict()
-        self._torch.cuda.reset_peak_memory_stats(self._device)
+        found = read_figures(self._torch, None)._asdict()
+        self._torch.cuda.reset_peak_memory_stats()
         ends = {"retries": ""}
         # Floats, because the frameworks average what they are given.
         return {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from fragdoctor.cli import console, options
-from fragdoctor.report import escape
+from fragdoctor.cli.exit import say
 
 
 @options.taken
@@ -30,5 +28,5 @@ def attach(asked: AttachOptions) -> int:
         diagnosis = diagnose(read_bundle(bundle, asked.overrides()))
     console.give(asked, "analyze", diagnosis, look)
     if bundle.exists() and not asked.quiet:
-        sys.stderr.write(f"Recorded in {escape.terminal(str(bundle))}\n")
+        say(f"Recorded in {bundle}")
     return asked.exit_code(diagnosis.findings)

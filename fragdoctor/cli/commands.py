@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from importlib import import_module
@@ -13,10 +12,10 @@ from typing import Any, Final, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fragdoctor.cli.exit import say
 from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE, Command
 from fragdoctor.cli.options import GENERAL, HEADINGS, command_taking
 from fragdoctor.errors import ConfigError
-from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
     (".html", "html"),
@@ -132,7 +131,7 @@ class _Command(TyperCommand):
             ]
             for form, name in written:
                 if name is not None and os.path.isfile(name):  # noqa: PTH113 - never raises
-                    sys.stderr.write(f"Wrote {escape.terminal(str(name))} ({form})\n")
+                    say(f"Wrote {name} ({form})")
         return code
 
     def _format_from_name(self, ctx: Any, *, is_chosen: bool) -> None:

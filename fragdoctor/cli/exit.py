@@ -128,7 +128,7 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
     plain: str = "",
 ) -> int:
     """Print one sentence and its hint on standard error, and on request JSON on standard output."""
-    _say(f"Error: {message}", hint)
+    _say(f"Error: {message}", *filter(None, [hint]))
     if wants_json(argv):
         _print_error_document(code, plain or message, hint, offset)
     return exit_code
@@ -172,9 +172,7 @@ def _internal(argv: Sequence[str], error: Exception) -> int:
     import traceback  # for bugs only
 
     # A traceback's messages can quote input, so escape each line; its line breaks are kept.
-    for line in "".join(traceback.format_exception(error)).splitlines():
-        sys.stderr.write(f"{escape.terminal(line)}\n")
-    _say(HOW_TO_REPORT)
+    _say(*"".join(traceback.format_exception(error)).splitlines(), HOW_TO_REPORT)
     if wants_json(argv):
         message = f"{type(error).__name__}: {error}"
         _print_error_document("internal_error", message, HOW_TO_REPORT, None)
@@ -196,12 +194,15 @@ def _write_out(text: str) -> None:
         quiet_pipe()
 
 
-def _say(message: str, hint: str = "") -> None:
+def say(*lines: str) -> None:
+    """Write lines to standard error, made safe for a terminal."""
+    sys.stderr.write("".join(f"{escape.terminal(line)}\n" for line in lines))
+    sys.stderr.flush()
+
+
+def _say(*lines: str) -> None:
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{escape.terminal(message)}\n")
-        if hint:
-            sys.stderr.write(f"{escape.terminal(hint)}\n")
-        sys.stderr.flush()
+        say(*lines)
 
 
 def quiet_pipe() -> int:

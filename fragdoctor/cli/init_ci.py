@@ -7,13 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import typer
-
 from fragdoctor.cli import console, options
-from fragdoctor.cli.exit import OK
+from fragdoctor.cli.exit import OK, say
 from fragdoctor.errors import ConfigError
 from fragdoctor.installed import requirement
-from fragdoctor.report import escape
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
@@ -52,11 +49,9 @@ def init_ci(chosen: InitCiOptions) -> int:
     if chosen.output is None:
         target.parent.mkdir(parents=True, exist_ok=True)
     console.write_report(text, target, force=chosen.force)
-    typer.echo(f"Wrote {escape.terminal(str(target))}", err=True)
-    if chosen.gitlab:
-        typer.echo(f"Add to .gitlab-ci.yml:\ninclude:\n  - local: {target}", err=True)
-    else:
-        typer.echo("Commit it; the next pull request is rehearsed.", err=True)
+    included = ("Add to .gitlab-ci.yml:", "include:", f"  - local: {target}")
+    committed = ("Commit it; the next pull request is rehearsed.",)
+    say(f"Wrote {target}", *(included if chosen.gitlab else committed))
     return OK
 
 
@@ -89,13 +84,11 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
         )
     start = ["-m", script] if chosen.is_module else [script]
     program = shlex.join([*start, "--", *args] if args else start)
-    fits = shlex.join(["--fits-on", chosen.fits_on])
     values = {
         "FILE": str(target),
-        "OPTIONS": fits,
+        "OPTIONS": shlex.join(["--fits-on", chosen.fits_on]),
         "PROGRAM": program,
         "RUN": shlex.join([*(["-m"] if chosen.is_module else ["--"]), script, *args]),
-        "CHECK": fits,
         "PACKAGE": shlex.quote(package),
         "RUNNER": f"[{', '.join(labels)}]",
     }

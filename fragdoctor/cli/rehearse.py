@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -16,12 +15,11 @@ from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.check import report_targets, write_reports
-from fragdoctor.cli.exit import FINDINGS, OK, USAGE
+from fragdoctor.cli.exit import FINDINGS, OK, USAGE, say
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.gpus import known_gpu
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.opening import first_free
-from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, ReportFormat, check_format, render
 from fragdoctor.units import format_size, parse_seconds
 
@@ -360,8 +358,7 @@ def _progress() -> Iterator[console.Progress]:
             yield progress
         except ProgramFailed as err:
             progress.clear()
-            for line in err.output.splitlines():
-                sys.stderr.write(f"{escape.terminal(line)}\n")
+            say(*err.output.splitlines())
             raise
 
 

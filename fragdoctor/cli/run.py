@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.exit import OK, USAGE
+from fragdoctor.cli.exit import OK, USAGE, say
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.opening import first_free
 from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES, Options, from_environment
-from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.units import parse_seconds
 
@@ -130,7 +129,7 @@ def run(asked: RunOptions) -> int:
     first, reached = recorded(directory)
     code = first.ended.code
     if not first.bundles:
-        _say(reached.why_nothing(first.ended))
+        say(reached.why_nothing(first.ended))
         return code if code != OK else USAGE
     diagnosis = None
     if asked.cure or not asked.no_diagnosis:
@@ -144,7 +143,7 @@ def run(asked: RunOptions) -> int:
         failure = first.failure.path
         diagnosis = _followed(failure, diagnosis, command, asked.rehearse_time, look)
     if asked.cure:
-        code = rerun(first, diagnosis, again, directory, _say)
+        code = rerun(first, diagnosis, again, directory, say)
     return code
 
 
@@ -202,7 +201,7 @@ def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
         try:
             found.append(FoundBundle(pack(bundle.path), bundle.facts))
         except OSError as e:
-            _say(f"{bundle.path} could not be packed: {e.strerror or e}.")
+            say(f"{bundle.path} could not be packed: {e.strerror or e}.")
             found.append(bundle)
     return found
 
@@ -216,7 +215,7 @@ def _diagnosed(path: Path) -> Diagnosis | None:
         with console.Progress("Replaying"):
             return diagnose(read_bundle(path))
     except FragdoctorError as e:
-        _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
+        say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
         return None
 
 
@@ -232,8 +231,8 @@ def _followed(
     from fragdoctor.inputs.cases import read_bundle
     from fragdoctor.report.views.advice import wins
 
-    _say("")
-    _say(f"Rehearsing it on the CPU and trying changes, for at most {seconds} (--no-rehearse).")
+    limit = f"for at most {seconds} (--no-rehearse)"
+    say("", f"Rehearsing it on the CPU and trying changes, {limit}.")
     try:
         with console.Progress("Rehearsing") as progress:
             continued, prescription = follow(
@@ -241,17 +240,17 @@ def _followed(
                 lambda title: progress.show(f"Rehearsing {title}", 0, 0),
             )  # fmt: skip
     except FragdoctorError as e:
-        _say(f"No change could be tried: {e.message} {e.hint}".rstrip())
+        say(f"No change could be tried: {e.message} {e.hint}".rstrip())
         return diagnosis
     except KeyboardInterrupt:
-        _say("The rehearsal was stopped.")
+        say("The rehearsal was stopped.")
         return diagnosis
     decided = [one for one in continued.recommendations if _state(one) is not OutlookState.OPEN]
     for one in decided[:_MOST_CONTINUED]:
-        _say(f"Continued with the rehearsal: {one.title}. {wins(one, continued)}")
+        say(f"Continued with the rehearsal: {one.title}. {wins(one, continued)}")
     others = {*map(_state, continued.rejected)} - {OutlookState.OPEN}
     if others == {OutlookState.FAILS} and not decided:
-        _say("Continued with the rehearsal, no setting of the allocator lets it finish.")
+        say("Continued with the rehearsal, no setting of the allocator lets it finish.")
     sys.stderr.write(f"\n{render('prescription', 'text', prescription, look)}\n")
     return continued
 
@@ -265,22 +264,20 @@ def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
     """Print the name of every bundle and the next command to type."""
     first = _shown(bundles[0].path)
     if len(bundles) == 1:
-        _say(f"Recorded in {first}")
+        say(f"Recorded in {first}")
     else:
-        _say(f"Recorded in {len(bundles)} bundles, the one that explains most first:")
-        for found in bundles[:_MOST_NAMED]:
-            _say(f"  {_shown(found.path)}")
+        say(f"Recorded in {len(bundles)} bundles, the one that explains most first:")
+        say(*(f"  {_shown(found.path)}" for found in bundles[:_MOST_NAMED]))
         if len(bundles) > _MOST_NAMED:
-            _say(f"  and {len(bundles) - _MOST_NAMED} more")
+            say(f"  and {len(bundles) - _MOST_NAMED} more")
     by_process: dict[tuple[str, int | None], int] = {}
     for found in bundles:  # each bundle counts events up to its own time
         key = (found.facts.host, found.facts.pid)
         by_process[key] = max(by_process.get(key, 0), found.facts.n_skipped)
     if skipped := sum(by_process.values()):
-        _say(f"{skipped} further out-of-memory errors left no bundle of their own.")
-    for problem in reached.problems[:3]:
-        _say(f"Not recorded: {problem}")
-    _say(f"Next: fragdoctor analyze {shlex.quote(first)} --format html -o report.html")
+        say(f"{skipped} further out-of-memory errors left no bundle of their own.")
+    say(*(f"Not recorded: {problem}" for problem in reached.problems[:3]))
+    say(f"Next: fragdoctor analyze {shlex.quote(first)} --format html -o report.html")
 
 
 def _shown(path: Path) -> str:
@@ -288,8 +285,3 @@ def _shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{escape.terminal(text)}\n")
-    sys.stderr.flush()

@@ -95,15 +95,14 @@ def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:
     delta, first = figure.delta or 0, figure.values[0] or 0
     last = comparison.runs[-1].letter
     verb = _VERBS[figure.id]
-    if delta and abs(delta) < SAME_SHARE * first:
-        return f"{last} {verb} {format_size(figure.values[-1])}, as A does (within 0.1%)"
-    if not delta:
-        return f"{last} {verb} {format_size(figure.values[-1])}, as A does"
+    if not delta or abs(delta) < SAME_SHARE * first:
+        within = " (within 0.1%)" if delta else ""
+        return f"{last} {verb} {format_size(figure.values[-1])}, as A does{within}"
     share = f" ({'+' if delta > 0 else '-'}{format_share(abs(delta), first)})" if first else ""
     change = f"{format_size(abs(delta))}{share}"
-    if figure.id in ("peak_allocated", "peak_active"):
-        return f"{last} {verb} {change} {'higher' if delta > 0 else 'lower'}"
-    return f"{last} {verb} {change} {'more' if delta > 0 else 'less'}"
+    is_peak = figure.id in ("peak_allocated", "peak_active")
+    ways = ("higher", "lower") if is_peak else ("more", "less")
+    return f"{last} {verb} {change} {ways[delta < 0]}"
 
 
 def _lines(comparison: Comparison) -> str:

@@ -15,6 +15,7 @@ from fragdoctor.comparison.compared_run import (
     ComparedRun,
     all_figures,
     choose_devices,
+    device_of,
     device_peaks,
     read_run,
     side,
@@ -267,9 +268,7 @@ def compare_runs(
         raise ConfigError("One run cannot be compared.", hint="Give at least two.")
     _check_steps(steps, len(compared))
     chosen, notes = choose_devices(compared)
-    devices = [
-        None if d is None else r.devices.get(d) for r, d in zip(compared, chosen, strict=True)
-    ]
+    devices = [device_of(r, d) for r, d in zip(compared, chosen, strict=True)]
     known = [d for d in devices if d is not None]
     if len(known) < len(devices):
         basis = Basis.NONE

@@ -207,7 +207,7 @@ def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[Compa
         )
         for name, title, unit, key in _FIGURES
     ]
-    devices = [_device(r, d) for r, d in zip(compared, chosen, strict=True)]
+    devices = [device_of(r, d) for r, d in zip(compared, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
     n_requests = tuple(
         None if d is None or d.peak_allocated_bytes is None else len(d.requests) for d in devices
@@ -253,7 +253,7 @@ def _over_common_requests(
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run in the form that reports show."""
-    own = _device(run, device)
+    own = device_of(run, device)
     figures = run.diagnosis.figures_of(device)
     return RunSide(
         letter=letter(index),
@@ -274,5 +274,6 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     )
 
 
-def _device(run: ComparedRun, device: int | None) -> ComparedDevice | None:
+def device_of(run: ComparedRun, device: int | None) -> ComparedDevice | None:
+    """Return a device of a run, or None if the run has no data of it."""
     return None if device is None else run.devices.get(device)

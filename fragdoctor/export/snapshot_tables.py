@@ -75,9 +75,6 @@ def write_csv(frame: pd.DataFrame, write: Callable[[str], object]) -> None:
         part = frame.iloc[start : start + _CHUNK].copy()
         for name in part.columns:
             if str(part[name].dtype) in ("category", "object", "string", "str"):
-                part[name] = part[name].map(_cell, na_action="ignore").astype(object)
+                safe = part[name].map(lambda v: escape.csv_cell(str(v)), na_action="ignore")
+                part[name] = safe.astype(object)
         write(part.to_csv(index=False, header=start == 0, lineterminator="\n"))
-
-
-def _cell(value: Any) -> str:
-    return escape.csv_cell(str(value))

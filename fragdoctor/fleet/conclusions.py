@@ -14,7 +14,6 @@ from fragdoctor.fleet.groups import (
     differences,
     find_groups,
     median_of,
-    median_or_none,
     typical_of,
 )
 from fragdoctor.model.diagnosis import SOUND, Cause
@@ -95,10 +94,9 @@ def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
     groups = _groups(read, labels)
     group_of = {path: g for g in groups for path in g.paths}
     rows = [
-        RankRow(labels[r.path], group.id, group.is_odd, r)
-        if (group := group_of.get(r.path))
-        else RankRow(labels[r.path], "", False, r)
+        RankRow(labels[r.path], group.id if group else "", bool(group and group.is_odd), r)
         for r in ranks
+        for group in [group_of.get(r.path)]
     ]
     return FleetReport(
         verdict=job_verdict(rows, groups),
@@ -117,7 +115,7 @@ def representatives(report: FleetReport) -> tuple[str, ...]:
 
 def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
     position = {path: i for i, path in enumerate(read)}
-    found = [tuple(sorted(g, key=position.__getitem__)) for g in find_groups([*read.values()])]
+    found = [sorted(g, key=position.__getitem__) for g in find_groups([*read.values()])]
     found.sort(key=lambda paths: (-len(paths), position[paths[0]]))
     typical = [typical_of([read[p] for p in paths]) for paths in found]
     is_odd = _oddness(found, typical, read)
@@ -135,7 +133,7 @@ def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
 
 
 def _oddness(
-    found: Sequence[tuple[str, ...]], typical: Sequence[Typical], read: Members
+    found: Sequence[Sequence[str]], typical: Sequence[Typical], read: Members
 ) -> list[bool]:
     """Return whether each group is odd; at least one group is not."""
     if len(found) < 2:
@@ -183,14 +181,14 @@ def _group(
         cause=chosen.cause,
         summary=chosen.summary,
         n_failed=sum(r.has_failed for r in members),
-        median_peak_bytes=median_or_none(peaks),
+        median_peak_bytes=typical[i].peak,
         min_peak_bytes=min(peaks, default=None),
         max_peak_bytes=max(peaks, default=None),
         settings=chosen.settings,
         holders=_typical_lines(typical[i]),
         is_odd=is_odd,
         reference="" if reference is None else group_id(reference),
-        differences=() if compared is None else differences(members, compared),
+        differences=() if compared is None else differences(typical[i], compared),
         representative=chosen.path,
         advice=chosen.advice,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -142,7 +141,7 @@ class _Run:
         """Return the next task that came back, or None if the cluster is gone and none will."""
         while not self._lost:
             try:
-                return self._back.get(timeout=LOOK_S if self._watch.is_cluster else None)
+                return self._back.get(timeout=LOOK_S)
             except queue.Empty:
                 self._lost = self._watch.lost()
         return None
@@ -238,10 +237,7 @@ def default_workers(inputs: Sequence[RankInput]) -> int:
         return 1
     if any(is_remote(what.path) for what in inputs):
         return many
-    n_bytes = 0
-    for what in inputs:
-        with contextlib.suppress(OSError, ValueError):
-            n_bytes += os.stat(what.path).st_size  # noqa: PTH116 - a path of any spelling
+    n_bytes = sum(found.st_size for what in inputs if (found := stat_of(what.path)))
     return 1 if n_bytes <= _ALONE_BYTES else many
 
 
@@ -252,12 +248,16 @@ def in_this_process_only(inputs: Sequence[RankInput]) -> bool:
 
 def may_hang(inputs: Sequence[RankInput]) -> bool:
     """Return whether one of the ranks is not a plain file or folder: reading it may never end."""
-    for what in inputs:
-        with contextlib.suppress(OSError, ValueError):
-            mode = os.stat(what.path).st_mode  # noqa: PTH116 - a path of any spelling
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                return True
-    return False
+    modes = (found.st_mode for what in inputs if (found := stat_of(what.path)))
+    return not all(stat.S_ISREG(mode) or stat.S_ISDIR(mode) for mode in modes)
+
+
+def stat_of(path: str) -> os.stat_result | None:
+    """Return the status of a file, or None if there is none of that name."""
+    try:
+        return os.stat(path)  # noqa: PTH116 - a path of any spelling
+    except (OSError, ValueError):
+        return None
 
 
 def n_cores() -> int:

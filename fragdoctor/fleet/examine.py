@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.fleet.conclusions import conclude, representatives
-from fragdoctor.fleet.engine import Progress, merge, summarise_all
+from fragdoctor.fleet.engine import Progress, merge, stat_of, summarise_all
 from fragdoctor.fleet.summary import name_of
 from fragdoctor.fleet.workers import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.inputs.cases import read_messages
@@ -37,7 +37,7 @@ def share_out(found: Discovery) -> tuple[tuple[RankInput, ...], list[str]]:
     said: dict[int | None, list[OomMessage]] = defaultdict(list)
     notes, nobodys = [], []
     for name in found.ownerless:
-        if _size(name) > MAX_LOG_BYTES:
+        if (file := stat_of(name)) and file.st_size > MAX_LOG_BYTES:
             notes.append(
                 f"{basename_of(name)} is longer than {format_size(MAX_LOG_BYTES)} and was not "
                 f"read. Run: fragdoctor oom {name}"
@@ -67,13 +67,6 @@ def _messages(name: str) -> Sequence[OomMessage]:
         return ()
     messages = () if log is None else log.messages
     return [m for m in messages if m.rank is not None and m.kind != "negative"]
-
-
-def _size(name: str) -> int:
-    try:
-        return os.stat(name).st_size  # noqa: PTH116 - a path of any spelling
-    except (OSError, ValueError):
-        return 0
 
 
 class Replays(StrEnum):
@@ -119,14 +112,13 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
     )
     if not any(r.is_read for r in fleet.ranks):
         raise nothing_read(fleet)
+    if replays is not Replays.GROUPS:
+        return conclude(fleet, notes)
     lost = next((r.error for r in fleet.ranks if r.error in {SCHEDULER_LOST, WORKERS_LOST}), "")
-    if lost and replays is Replays.GROUPS:
+    if lost:
         # No worker is left to test the advice, and waiting again for a lost cluster would not help.
         return conclude(fleet, (*notes, f"{lost} The advice was not replayed."))
-    report = conclude(fleet, notes)
-    if replays is not Replays.GROUPS:
-        return report
-    wanted = set(representatives(report))
+    wanted = set(representatives(conclude(fleet)))
     chosen = [what for what in inputs if name_of(what) in wanted]
     tested = summarise_all(
         chosen,

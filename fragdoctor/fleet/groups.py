@@ -111,25 +111,24 @@ def join_alike(profiles: Sequence[RankProfile]) -> NDArray[np.int64]:
     return group
 
 
-def find_groups(ranks: Sequence[RankSummary]) -> list[tuple[str, ...]]:
-    """Return the paths of similar ranks, sorted; the largest group first, then by first path."""
+def find_groups(ranks: Sequence[RankSummary]) -> list[list[str]]:
+    """Return the paths of similar ranks, in any order."""
     by_kind: dict[Hashable, list[RankProfile]] = defaultdict(list)
     for profile in sorted(profiles_of(ranks), key=lambda p: (p.peak or 0, p.paths)):
         by_kind[profile.kind, profile.peak is None].append(profile)
-    found: list[tuple[str, ...]] = []
+    found: list[list[str]] = []
     for profiles in by_kind.values():
         groups: dict[int, list[str]] = defaultdict(list)
         for profile, group in zip(profiles, join_alike(profiles).tolist(), strict=True):
             groups[group] += profile.paths
-        found += (tuple(sorted(paths)) for paths in groups.values())
-    return sorted(found, key=lambda g: (-len(g), g))
+        found += groups.values()
+    return found
 
 
 MAX_LINES: Final = 3
 _LINE_SHARE: Final = 0.02  # share of the peak: less is within the noise of any run
 _MANY_STRANDED: Final = 0.05
 _CAPACITY_SHARE: Final = 0.02
-
 
 _Settings = tuple[tuple[str, str], ...]
 
@@ -172,10 +171,10 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
         lines=lines,
         places=places,
         figures={
-            DifferenceKind.PEAK: median_or_none(r.peak_bytes for r in members),
-            DifferenceKind.CAPACITY: _median(members, "capacity_bytes"),
-            DifferenceKind.STRANDED: _median(members, "stranded_free_bytes"),
-            DifferenceKind.RETRIES: _median(members, "alloc_retries"),
+            DifferenceKind.PEAK: _median(r.peak_bytes for r in members),
+            DifferenceKind.CAPACITY: _median(r.figure("capacity_bytes") for r in members),
+            DifferenceKind.STRANDED: _median(r.figure("stranded_free_bytes") for r in members),
+            DifferenceKind.RETRIES: _median(r.figure("alloc_retries") for r in members),
         },
         settings=_common(r.settings for r in members if r.settings_known),
         sizes=_sizes(members),
@@ -183,9 +182,8 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
     )
 
 
-def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Difference, ...]:
+def differences(mine: Typical, others: Typical) -> tuple[Difference, ...]:
     """Return what sets some ranks apart from others, the weightiest difference first."""
-    mine = typical_of(here)
     return (*_of_lines(mine, others), *_of_figures(mine, others))
 
 
@@ -194,7 +192,7 @@ def median_of(values: Sequence[int]) -> int:
     return int(statistics.median(values)) if values else 0
 
 
-def median_or_none(values: Iterable[int | None]) -> int | None:
+def _median(values: Iterable[int | None]) -> int | None:
     """Return the median of the known values, or None if there are none."""
     known = [v for v in values if v is not None]
     return median_of(known) if known else None
@@ -298,7 +296,3 @@ def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
             if size >= MIB:
                 total[size] += size * count
     return total
-
-
-def _median(members: Sequence[RankSummary], name: str) -> int | None:
-    return median_or_none(r.figure(name) for r in members)

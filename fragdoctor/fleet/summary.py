@@ -266,11 +266,10 @@ def _holders(diagnosis: Diagnosis, device: int) -> tuple[SourceLine, ...]:
 
 
 def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
-    worst = sorted(diagnosis.findings, key=lambda f: (-f.severity, -f.n_bytes, f.code))
-    of_code = {f.code: f for f in reversed(worst)}
+    worst = {f.code: f for f in reversed(diagnosis.findings)}  # they are sorted, the worst first
     return tuple(
         replace(f, message="", evidence=(), locations=(), fingerprint="")
-        for f in [f for f in worst if of_code[f.code] is f][:MAX_FINDINGS]
+        for f in [f for f in diagnosis.findings if worst[f.code] is f][:MAX_FINDINGS]
     )
 
 

@@ -138,11 +138,6 @@ class Watch:
         self._client = getattr(executor, "_client", None)
         self._since: float | None = None
 
-    @property
-    def is_cluster(self) -> bool:
-        """Whether there is anything to watch."""
-        return self._client is not None
-
     def trouble(self) -> str:
         """Return what is wrong now, as a sentence, or "" if nothing is."""
         if self._client is None:

@@ -27,12 +27,12 @@ DEFAULT_TOLERANCE: Final = Amount(share=0.05)
 FLOOR_BYTES: Final = 20 * MIB
 """With a tolerance in percent, changes below one segment of the large pool do not count."""
 
-_SIZES: Final = (("peak_bytes", "peak memory"), ("stranded_bytes", "stranded free memory"))
-_COUNTS: Final = (
-    ("retries", "allocations that flush the cache"),
-    ("ooms", "out-of-memory failures"),
-)
-_FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
+_TITLES: Final = {
+    "peak_bytes": "peak memory",
+    "stranded_bytes": "stranded free memory",
+    "retries": "allocations that flush the cache",
+    "ooms": "out-of-memory failures",
+}
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -76,7 +76,7 @@ def entry_of(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Entry:
     """Return the entry that a baseline keeps for a case."""
     known = _by_fingerprint(findings)
     return Entry(
-        {m.device: {name: getattr(m, name) for name in _FIELDS} for m in measured(diagnosis)},
+        {m.device: {name: getattr(m, name) for name in _TITLES} for m in measured(diagnosis)},
         {
             key: KnownFinding(
                 known[key][0].code,
@@ -116,7 +116,7 @@ def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Reason]:
     if known is None:
         return []
     worse = []
-    for name, title in (*_SIZES, *_COUNTS):
+    for name, title in _TITLES.items():
         is_size = name.endswith("_bytes")
         now, old = getattr(m, name), known.get(name)
         if now is None or old is None or now <= old + (_allowed(old, tolerance) if is_size else 0):

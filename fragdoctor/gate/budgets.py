@@ -14,7 +14,6 @@ from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
-from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import Amount, format_count, format_size, plural
 
@@ -136,11 +135,6 @@ def _fit_of(
         )
     except SimulationError as e:
         return _skip(_FITS_ON, f"it cannot be replayed: {e.message}", device)
-    where = "" if is_only else f" on GPU {device}"
-    return _answer(simulation, capacity_bytes, where)
-
-
-def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> BudgetResult:
     result = simulation.results[0]
     how = "by replay" if simulation.method == "replay" else "estimated by replay"
     size = format_size(capacity_bytes)
@@ -150,14 +144,14 @@ def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> BudgetRe
         bound = format_size(simulation.lower_bound_bytes)
         text = f"it does not fit on {size}: {bound} is active at the peak"
     else:
-        asked = "a request" if result.oom_bytes is None else f"{format_size(result.oom_bytes)}"
+        asked = "a request" if result.oom_bytes is None else format_size(result.oom_bytes)
         row = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
         peak = format_size(result.peak_reserved_bytes)
         text = f"it does not fit on {size}: {asked} is refused{row} with {peak} reserved"
     needed = max(result.peak_reserved_bytes, simulation.lower_bound_bytes)
     outcome = Outcome.KEPT if result.fits else Outcome.EXCEEDED
-    text = f"{text}{where} ({how})"
-    return BudgetResult(_FITS_ON, outcome, text, simulation.device, needed, capacity_bytes)
+    text += f" ({how})" if is_only else f" on GPU {device} ({how})"
+    return BudgetResult(_FITS_ON, outcome, text, device, needed, capacity_bytes)
 
 
 _FITS_ON: Final = "fits-on"

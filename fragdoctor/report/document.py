@@ -130,6 +130,11 @@ class Column(Struct, frozen=True):
     from_width: int = 0
     style: Style | None = None
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it gets the width that it needs."""
+        return self.kind in ("fit", "right")
+
 
 class Row(Struct, frozen=True):
     """A row of a table and the lines below it."""
@@ -143,18 +148,13 @@ class DocumentBlock(Struct, frozen=True, kw_only=True):
     """A part of a document.
 
     Attributes:
-        kind: its class name in lower case, by which renderers tell blocks apart.
         holds: the field whose content is needed for anything to show, or "" if something always
             shows.
         detail: the reports that include it.
     """
 
-    kind: ClassVar[str]
     holds: ClassVar[str] = ""
     detail: Detail = Detail.USUAL
-
-    def __init_subclass__(cls) -> None:
-        cls.kind = cls.__name__.lower()
 
     @property
     def is_empty(self) -> bool:

@@ -94,13 +94,6 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
-def html(text: str) -> str:
-    """Return text for HTML element content and quoted attribute values."""
-    from html import escape  # noqa: PLC0415 - its table of entities is slow to load
-
-    return escape(visible(text), quote=True)
-
-
 MAX_TEXT: Final = 4000
 """The most characters of one text: a megabyte of name must not become a megabyte of report."""
 

@@ -12,7 +12,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.results import Result, results_of_check, results_of_diagnosis
+from fragdoctor.report.results import Result, results_of_check, results_of_diagnosis, title_of
 from fragdoctor.report.views.check import remarks, total_line
 from fragdoctor.report.words import verdict_line
 
@@ -40,6 +40,6 @@ def _annotation(result: Result) -> str:
     at = [f"file={prop(place.path)}"]
     if place.line is not None:
         at.append(f"line={place.line}")
-    at.append(f"title={prop(f'{result.code} {result.title}')}")
+    at.append(f"title={prop(f'{result.code} {title_of(result.code)}')}")
     message = escape.github_message(result.sourced)
     return f"::{_COMMANDS[result.level]} {','.join(at)}::{message}"

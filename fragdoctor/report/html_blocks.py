@@ -26,8 +26,6 @@ FIRST_ITEMS: Final = 4
 EVERYTHING: Final = (doc.Detail.USUAL, doc.Detail.FULL)
 """``Detail.PAGE`` is left out: the interactive page has its own place for its graphics."""
 
-_WIDE: Final = ("wrap", "path", "list")
-
 
 def section(one: doc.Section) -> Markup | None:
     """Return a section; a folded one shows only its heading until it is opened."""
@@ -129,7 +127,7 @@ def _head(columns: Sequence[doc.Column]) -> Markup | None:
 
 def _rows(one: doc.Table) -> list[Markup]:
     """Return the rows; a row's notes stand in the first wide column, which heads the row."""
-    wide = [i for i, c in enumerate(one.columns) if c.kind in _WIDE]
+    wide = [i for i, c in enumerate(one.columns) if not c.is_fitted]
     heads, noted = (wide[0], wide[0]) if wide else (0, len(one.columns) - 1)
     rows = []
     for row in one.rows[:MAX_ROWS]:

@@ -18,7 +18,6 @@ MAX_BYTES: Final = 900_000
 """Size limit of a report: GitHub drops a step summary of more than 1 MiB altogether."""
 
 MAX_ROWS: Final = 500
-_WIDE: Final = ("wrap", "path", "list")
 _BOLD: Final = (doc.Style.STRONG, doc.Style.BAD)
 
 
@@ -145,7 +144,7 @@ def _table(block: doc.Table) -> str:
         return ""
     columns = [block.columns[i] for i in kept]
     # The lines below a row go into its main cell here.
-    main = next((i for i, c in enumerate(columns) if c.kind in _WIDE), len(columns) - 1)
+    main = next((i for i, c in enumerate(columns) if not c.is_fitted), len(columns) - 1)
     marks = ["---:" if c.kind == "right" else "---" for c in columns]
     lines = [_row(_text(c.title) for c in columns), _row(marks)]
     for row in rows:

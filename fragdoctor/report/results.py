@@ -103,11 +103,6 @@ class Result(Struct, frozen=True):
     stack: Sequence[ResultPlace] = ()
 
     @property
-    def title(self) -> str:
-        """The rule in a few words: our text, not from an input."""
-        return title_of(self.code)
-
-    @property
     def sourced(self) -> str:
         """The message, with the name of its input if the place does not name it."""
         is_there = self.source in ("", self.place.path)
@@ -163,6 +158,6 @@ def _of(reason: Reason, source: str, look: RenderOptions) -> Result:
 
 
 def title_of(code: str) -> str:
-    """Return a few words about a rule or a budget."""
+    """Return a few words about a rule or a budget: our text, not from an input."""
     rule = find_rule(code)
     return rule.summary if rule is not None else BUDGET_TITLES.get(code, code)

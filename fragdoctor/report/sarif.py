@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fragdoctor import __version__
-from fragdoctor.gate.judgement import CheckReport, FileJudgement
+from fragdoctor.errors import FragdoctorError
+from fragdoctor.gate.judgement import CheckReport
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
@@ -35,14 +36,14 @@ _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity
 def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
     """Return a log with one run: why files fail, or the findings from warnings up."""
     if isinstance(result, CheckReport):
-        failures = [f for f in result.files if f.error is not None]
+        failures = [f.error for f in result.files if f.error is not None]
         results = list(results_of_check(result, options))
         return dumps(_log(results, failures, has_baseline=result.has_baseline))
     return dumps(_log(list(results_of_diagnosis(result, options)), ()))
 
 
 def _log(
-    results: Sequence[Result], failures: Sequence[FileJudgement], *, has_baseline: bool = False
+    results: Sequence[Result], failures: Sequence[FragdoctorError], *, has_baseline: bool = False
 ) -> Json:
     codes = sorted({r.code for r in results})
     return {
@@ -66,14 +67,14 @@ def _log(
     }
 
 
-def _invocation(failures: Sequence[FileJudgement]) -> Json:
+def _invocation(failures: Sequence[FragdoctorError]) -> Json:
     """Return whether all inputs could be read, with a notification for each that could not."""
     notes = [
         {
             "level": "error",
-            "message": {"text": escape.visible(f.error.sentence if f.error else "")[:1000]},
+            "message": {"text": escape.visible(error.sentence)[:1000]},
         }
-        for f in failures
+        for error in failures
     ]
     return {"executionSuccessful": not failures, "toolExecutionNotifications": notes}
 

@@ -80,10 +80,8 @@ def _listing(page: Page, block: doc.Listing, indent: int) -> None:
             page.blank()
         label = doc.Span(item.label or "-", item.style)
         page.labelled(label, item.head, indent=indent, label_width=width + 1)
-        details = doc.DETAILS[page.options.verbosity]
-        for inner in item.blocks:
-            if inner.detail in details and not inner.is_empty:
-                _write(page, inner, indent + width + 1)
+        for inner in doc.Section("", item.blocks).only(doc.DETAILS[page.options.verbosity]):
+            _write(page, inner, indent + width + 1)
     _more(page, len(block.items) - len(shown), indent)
 
 

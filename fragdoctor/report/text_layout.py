@@ -29,7 +29,6 @@ MAX_FIT: Final = 24
 _BOUND: Final = "\ue000"
 _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
 
-_FITTED: Final = ("fit", "right")
 _GAUGE_CELLS: Final = 10
 
 # The console that rich wants for wrapping, and asks only about text that is justified.
@@ -149,7 +148,7 @@ class Page:
         titles = [styled(doc.dim(c.title)) for c in columns]
         with_titles = [titles, *body] if any(c.title for c in columns) else body
         widths = self._widths(columns, with_titles, indent)
-        self._shorten_paths(columns, body, widths)
+        self._shorten_paths(columns, with_titles, widths)
         if with_titles is not body:
             self._table_row(columns, titles, widths, indent)
         for cells, below in zip_longest(body, notes, fillvalue=()):
@@ -211,10 +210,10 @@ class Page:
         """Return the width of each column: what it needs, or a share of the remaining width."""
         natural = [max(row[i].cell_len for row in grid) for i in range(len(columns))]
         widths = [
-            min(need, c.max_width or (MAX_FIT if c.kind in _FITTED else need))
+            min(need, c.max_width or (MAX_FIT if c.is_fitted else need))
             for need, c in zip(natural, columns, strict=True)
         ]
-        flexible = [i for i, c in enumerate(columns) if c.kind not in _FITTED]
+        flexible = [i for i, c in enumerate(columns) if not c.is_fitted]
         room = self.width - indent - GAP * (len(columns) - 1)
         room -= sum(w for i, w in enumerate(widths) if i not in flexible)
         # The narrowest column first: width that it does not need goes to the others.
@@ -229,9 +228,7 @@ class Page:
     ) -> None:
         cells: list[list[Text]] = []
         for column, text, width in zip(columns, row, widths, strict=True):
-            if column.kind == "path":
-                cells.append([self._cut_left(text, width)])
-            elif text.cell_len > width:
+            if column.kind != "path" and text.cell_len > width:
                 whole = _commas_opened(text, width) if column.kind == "list" else text
                 cells.append(self._wrapped(whole, width))
             else:
@@ -246,25 +243,19 @@ class Page:
             self._put(indent, line)
 
     def _shorten_paths(
-        self, columns: Sequence[doc.Column], body: Sequence[list[Text]], widths: Sequence[int]
+        self, columns: Sequence[doc.Column], rows: Sequence[list[Text]], widths: Sequence[int]
     ) -> None:
         """Shorten the paths of each column together, so that different paths look different."""
         for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
             if column.kind != "path":
                 continue
-            whole = [row[i] for row in body]
-            short = escape.shorten_apart([t.plain for t in whole], width, self.glyphs.ellipsis)
-            for row, text, plain in zip(body, whole, short, strict=True):
+            whole, dots = [row[i] for row in rows], self.glyphs.ellipsis
+            short = escape.shorten_apart([t.plain for t in whole], width, dots)
+            for row, text, plain in zip(rows, whole, short, strict=True):
+                while cell_len(plain) > width:  # wide characters
+                    plain = dots + plain[len(dots) + 1 :]  # noqa: PLW2901 - cut further
                 if plain != text.plain:
-                    row[i] = Text(plain, style=_only_style(text))
-
-    def _cut_left(self, text: Text, width: int) -> Text:
-        if text.cell_len <= width:
-            return text
-        short = escape.shorten_left(text.plain, width, self.glyphs.ellipsis)
-        while cell_len(short) > width:  # wide characters
-            short = self.glyphs.ellipsis + short[len(self.glyphs.ellipsis) + 1 :]
-        return Text(short, style=_only_style(text))
+                    row[i] = Text(plain, style=str(text.spans[0].style) if text.spans else "")
 
 
 def styled(content: doc.Content) -> Text:
@@ -287,10 +278,6 @@ def _commas_opened(text: Text, width: int) -> Text:
         opened.append_text(part)
         used += part.cell_len
     return opened
-
-
-def _only_style(text: Text) -> str:
-    return str(text.spans[0].style) if text.spans else ""
 
 
 def _padded(text: Text, width: int, *, to_right: bool = False) -> Text:

@@ -12,13 +12,13 @@ from attacks import ATTACKS, UNSEEN, assert_all_seen
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fragdoctor.report import escape
+from fragdoctor.report import escape, markup
 
 SINKS: dict[str, Callable[[str], str]] = {
     "terminal": escape.terminal,
     "markdown": escape.markdown,
     "markdown_code": escape.markdown_code,
-    "html": escape.html,
+    "html": markup.text,
     "csv": escape.csv_cell,
     "github_message": escape.github_message,
     "github_property": escape.github_property,
@@ -84,11 +84,11 @@ def test_html_any_text_is_one_text_node(text: str) -> None:
             self.data += data
 
     parser = Collector()
-    parser.feed(f'<p title="{escape.html(text)}">{escape.html(text)}')
+    parser.feed(str(markup.tag("p", text, title=text)))
     parser.close()
 
     assert parser.tags == ["p"]
-    assert escape.visible(text) == parser.data
+    assert f"{escape.visible(text)}\n" == parser.data
 
 
 @pytest.mark.parametrize("start", [*"=+-@", "\t=", "\r=", " =", "\uff1d", "\u00a0@"])

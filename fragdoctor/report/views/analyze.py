@@ -83,7 +83,7 @@ def evidence_section(diagnosis: Diagnosis) -> doc.Section:
 def findings_section(diagnosis: Diagnosis) -> doc.Section:
     """Return the findings of the rules, with evidence and places."""
     table = doc.tabled(
-        sorted(diagnosis.findings, key=lambda f: (-int(f.severity), -f.n_bytes, f.code)),
+        diagnosis.findings,
         doc.Column("", lambda f: Span(f.code, words.SEVERITY_STYLES[f.severity])),
         doc.Column("", "message", "wrap"),
         notes=_finding_notes,

@@ -140,8 +140,7 @@ def _served(estimate: Estimate) -> list[str]:
     length = format_count(found.length)
     if not found.sequences:
         return [f"{server} has no room for one sequence of {length} tokens."]
-    plural = "s" * (found.sequences > 1)
-    held = f"{format_count(found.sequences)} sequence{plural} of {length} tokens at once"
+    held = f"{plural(found.sequences, 'sequence')} of {length} tokens at once"
     whole = "" if found.sequences_read_whole else _UNLESS_WHOLE
     return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache{whole}."]
 
