@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Final, Literal, NamedTuple
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_EXITS: Final = frozenset({"exit", "quit", "_exit"})
+_EXITS: Final = frozenset({"exit", "quit", "_exit", "fail", "_fail"})
 _SAYS: Final = frozenset({
     "print", "format", "write", "item", "log", "debug", "info", "warning", "warn", "error"
 })  # fmt: skip

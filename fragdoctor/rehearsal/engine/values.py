@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
@@ -51,15 +51,8 @@ def n_repeated(repeats: torch.Tensor) -> int:
     return repeats.numel()
 
 
-# Functions of libraries that end a loop depending on a value, cut its results, or compare them: the
-# values that they read decide whether to continue, and how far.
-_LOOPS: Final = MappingProxyType(
-    {
-        "_beam_search": ("transformers", "it runs to its end"),
-        "_rejection_sample": ("distributions", "samples are accepted at once"),
-        "_compare_regular_values_close": ("testing", "both are equal"),
-    }
-)
+_BEAMS: Final = "_beam_search"
+"""The function of Transformers that cuts its results to the longest, which it reads."""
 FAR: Final = 2**31 - 1
 _TORCH: Final = str(Path(torch.__file__).parent)
 MOST_FILLED: Final = 64 * 1024
@@ -70,11 +63,9 @@ def stand_in(dtype: torch.dtype) -> Any:
     """Return the number that stands in for a value on the GPU."""
     callers = frames_from(sys._getframe(1))
     frame = next((f for f in callers if not f.f_code.co_filename.startswith(OURS)), None)
-    if frame is not None and frame.f_code.co_name in _LOOPS and not dtype.is_floating_point:
-        library, assumed = _LOOPS[frame.f_code.co_name]
-        if library in frame.f_code.co_filename:
-            assume(frame.f_code.co_name, assumed)
-            return dtype is torch.bool or FAR
+    if frame is not None and frame.f_code.co_name == _BEAMS and not dtype.is_floating_point:
+        assume(_BEAMS, "it runs to its end")
+        return dtype is torch.bool or FAR
     if dtype is torch.bool:
         return frame is not None and decided(frame, default=False)
     if dtype.is_floating_point:
