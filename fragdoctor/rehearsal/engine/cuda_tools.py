@@ -12,8 +12,6 @@ from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import torch
-import torch.cuda.gds
-import torch.cuda.green_contexts
 import torch.cuda.nvtx
 import torch.cuda.tunable
 from torch import _utils as packing
@@ -29,22 +27,6 @@ _NVTX: Final = (
     "markA",
 )  # fmt: skip
 """Functions of ``torch._C._nvtx``: marks and ranges go nowhere."""
-# What ``torch.cuda.tunable`` reads: PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h).
-_TUNING: Final = {
-    "tunableop_is_enabled": False, "tunableop_tuning_is_enabled": True,
-    "record_untuned_is_enabled": False, "tunableop_get_filename": "tunableop_results.csv",
-    "tunableop_get_max_tuning_duration": 30, "tunableop_get_max_tuning_iterations": 100,
-    "tunableop_get_rotating_buffer_size": 0, "tunableop_get_results": (),
-    "tunableop_get_validators": (), "tunableop_read_file": True, "tunableop_write_file": True,
-}  # fmt: skip
-
-
-class GreenContext:
-    """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors, no memory."""
-
-    create = classmethod(lambda cls, *_, **__: cls())
-    set_context = pop_context = nothing
-    Stream = staticmethod(Stream)
 
 
 class _TypeOfTensors(type):
@@ -175,24 +157,9 @@ def _not_rehearsed(name: str) -> Callable[..., Any]:
     return fail
 
 
-def _jit(
-    _code: str, _name: str, _by_reference: bool, n_outputs: int, tensors: Any, _values: Any
-) -> Any:
-    """Return the result of a kernel written as text: elementwise, in the dtype of its inputs."""
-    size = torch.broadcast_shapes(*(t.shape for t in tensors))
-    made = [tensors[0].new_empty(size) for _ in range(n_outputs)]
-    return made[0] if len(made) == 1 else tuple(made)
-
-
 _DO_NOTHING: Final = (
-    "_cuda_tunableop_enable", "_cuda_tunableop_tuning_enable", "_cuda_record_untuned_enable",
-    "_cuda_tunableop_set_filename", "_cuda_tunableop_set_max_tuning_duration",
-    "_cuda_tunableop_set_max_tuning_iterations", "_cuda_tunableop_set_rotating_buffer_size",
-    "_cuda_tunableop_write_file_on_exit", "_cuda_tunableop_set_numerical_check_tolerances",
     "_cuda_setCublasLtWorkspaceSize", "_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast",
     "_nccl_all_gather", "_nccl_reduce_scatter", "_set_linalg_preferred_backend",
-    "_gds_register_buffer", "_gds_deregister_buffer", "_gds_deregister_handle", "_gds_load_storage",
-    "_gds_save_storage",
 )  # fmt: skip
 _IN_C: Final[dict[str, Callable[..., Any]]] = {
     **dict.fromkeys(_DO_NOTHING, nothing),
@@ -210,7 +177,6 @@ _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_cuda_getCublasWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_getCublasLtWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_setCublasWorkspaceSize": _not_rehearsed("cuBLAS workspace size but the default"),
-    "_cuda_jiterator_compile_and_launch_kernel": _jit,
     "_cuda_changeCurrentAllocator": _not_rehearsed("allocator but PyTorch's own"),
     "_cuda_customAllocator": _not_rehearsed("allocator but PyTorch's own"),
     "_cuda_getAllocator": _not_rehearsed("allocator object of PyTorch's"),
@@ -218,7 +184,6 @@ _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_cuda_allocationTraceback": lambda _address: None,
     "_nccl_unique_id": lambda: b"",
     "_nccl_init_rank": lambda *_: 0,
-    "_gds_register_handle": lambda *_: 0,
 }
 _FIGURES: Final = {  # what NVIDIA's management library would say of the GPU
     "utilization": 0, "temperature": 40, "power_draw": 100_000, "clock_rate": 1980,
@@ -234,11 +199,10 @@ def _device_memory_used(device: Any = None) -> int:
 def install() -> None:
     """Install these functions."""
     put_all(torch._C, _IN_C)
-    put_all(torch._C, {f"_cuda_{name}": always(value) for name, value in _TUNING.items()})
+    put_all(torch.cuda.tunable, dict.fromkeys(torch.cuda.tunable.__all__, nothing))
     put(torch.cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, always(0))))
     put(torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
     wrap(torch.autograd.profiler.profile, "__init__", _profile)
-    put(torch.cuda.green_contexts, "GreenContext", GreenContext)
     for name in ("begin_capture_to_if_node", "end_capture_to_conditional_node"):
         put(CUDAGraph, name, _not_rehearsed("conditional part of a CUDA graph"))
     put(torch.backends.cuda, "cufft_plan_cache", _Plans())

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from fragdoctor.analysis.pairs import Pairs
 from fragdoctor.model.finding import Location
-from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED, Change, words_of
+from fragdoctor.model.frameworks import HAVE_FUSED, Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
 from fragdoctor.units import format_count, listed
@@ -433,9 +433,6 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
     for name in sorted(unfused & {*HAVE_FUSED})[:1]:
         title, line = f"fused {name}", f"torch.optim.{name}(..., fused=True)"
         yield _simple("fused", title, exact, line, instead=words(Change.FUSED), place=inside)
-    for name in sorted(unfused & {*HAVE_FOREACH})[:1]:
-        title, line = f"{name} without lists of tensors", f"torch.optim.{name}(..., foreach=False)"
-        yield _simple("no-foreach", title, exact, line, place=inside)
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"
         lines = [*_written("step_in_backward"), f"step_in_backward({optimizer})"]

@@ -58,7 +58,7 @@ FINE: Final = 0.005
 """Share of the capacity that sets of modules may leave unused beyond that."""
 BESIDE: Final = ("chunked-loss", "step-in-backward")
 """Tried together with fewer checkpointed blocks, as they leave the results alone and cost less."""
-LATE: Final = ("fused", "no-foreach", "step-in-backward")
+LATE: Final = ("fused", "step-in-backward")
 """Tried after checkpointing, although they cost nothing: of 67 programs they let none fit."""
 KEEPING_LESS: Final = (
     "step-in-backward", "state-on-host", "bf16-parameters", "adamw-8bit", "adafactor",

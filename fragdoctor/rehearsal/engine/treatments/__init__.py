@@ -29,7 +29,6 @@ TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "batch-number": numbers.install,
     "evaluation-batch": accumulation.split_batches,
     "fused": optimizers.fused,
-    "no-foreach": optimizers.without_foreach,
     "adamw-8bit": optimizers.in_8_bits,
     "adafactor": optimizers.adafactor,
     "autocast": contexts.autocast,

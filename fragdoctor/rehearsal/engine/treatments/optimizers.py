@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
+from fragdoctor.model.frameworks import HAVE_FUSED
 from fragdoctor.rehearsal.engine import put, wrap
 from fragdoctor.rehearsal.engine.calls import Training, at_first_call
 
@@ -23,20 +23,11 @@ _MAP: Final = 256
 def fused(_: str) -> None:
     """Run each optimizer that supports it as one kernel, without temporaries."""
     for name in HAVE_FUSED:
-        _put_made(getattr(torch.optim, name), fused=True, foreach=False)
+        wrap(getattr(torch.optim, name), "__init__", _make_fused)
 
 
-def without_foreach(_: str) -> None:
-    """Run optimizers that cannot be fused one parameter at a time, without lists."""
-    for name in HAVE_FOREACH:
-        _put_made(getattr(torch.optim, name), foreach=False)
-
-
-def _put_made(kind: Any, **how: bool) -> None:
-    def made(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **{**kwargs, **how})
-
-    wrap(kind, "__init__", made)
+def _make_fused(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    make(self, *args, **{**kwargs, "fused": True, "foreach": False})
 
 
 def adafactor(_: str) -> None:
