@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.future.passes import is_training_forward
-from fragdoctor.future.repetition import BoundedContainer, Repetition
+from fragdoctor.future.repetition import LARGER, BoundedContainer, Repetition
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
@@ -115,8 +115,9 @@ class Outlooks:
         unshown = self._unshown(known)
         is_likely = is_likely and not unshown
         is_known = is_likely and is_sure and known.n_complete >= ENOUGH and not self._trace.is_cut
-        is_known = is_known and expected.likely is None
-        reason = expected.reason if is_sure else known.reason
+        may_rise = known.steps.rises and not fails
+        is_known = is_known and expected.likely is None and not may_rise
+        reason = LARGER if may_rise else expected.reason if is_sure else known.reason
         if is_sure and known.n_complete < ENOUGH:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
         return raw, replace(

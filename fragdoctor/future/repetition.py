@@ -339,15 +339,24 @@ class AlignedSteps:
 
         This is the range of n sizes drawn alike, over n: the average excess of the next record.
         """
-        w = self.w
-        totals = [self._expected]
+        x = self._totals
+        return float(np.ptp(x) / (len(x) * x.max())) if x.max() else 0.0
+
+    @cached_property
+    def rises(self) -> bool:
+        """Whether steps like the current one ask for more and more, so later ones may as well."""
+        return trend_of(self._totals).p_rise <= LIKELY_P
+
+    @cached_property
+    def _totals(self) -> F64:
+        """What steps like the current one ask for, less even growth, and what it will ask for."""
+        w, totals = self.w, []
         for t in range(self.n):
             if self.kinds[t] == self.kinds[self.like]:
                 at = w.requests[t]
                 grown = self.growth[self.slot[at]] * (self.n - t)
                 totals.append(float((w.size[at] + grown).sum()))
-        x = np.array(totals)
-        return float(np.ptp(x) / (len(x) * x.max())) if x.max() else 0.0
+        return np.array([*totals, self._expected])
 
     def _unexplained(self) -> float:
         """Return the share of live memory that the current step holds beyond what it should.

@@ -144,6 +144,27 @@ def test_run_of_varying_steps_likely_holds_with_room_for_larger_ones(
     assert outlook.likely is likely
 
 
+@pytest.mark.parametrize(
+    ("sizes_mib", "state"),
+    [
+        ((20,) * 10 + (21,) * 10 + (22,) * 10, OutlookState.OPEN),  # the stages of a curriculum
+        ((22,) * 10 + (21,) * 10 + (20,) * 10 + (22,), OutlookState.HOLDS),
+    ],
+)
+def test_run_whose_steps_rise_is_not_certain_to_finish(sizes_mib, state) -> None:
+    toy = ToyAllocator()
+    for size in sizes_mib:
+        blocks = [toy.malloc(size * MIB, line=20), toy.malloc(size * MIB, line=30)]
+        toy.free(blocks[0])
+        toy.free(blocks[1])
+
+    outlook = simulate(columns(toy.data()), capacity_bytes=200 * MIB).results[0].outlook
+
+    assert outlook is not None
+    assert outlook.state is state
+    assert OutlookState.HOLDS in (outlook.state, outlook.likely)
+
+
 @pytest.mark.parametrize("recording", ["unfreeze_layers@45", "whisper_varlen@75"])
 def test_smaller_logits_have_the_mates_of_the_recorded_ones(recording: str) -> None:
     """Chunks of the loss change sizes only, so they do not change which steps are alike."""
