@@ -8,7 +8,6 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.future.training_edits import rounded_to_blocks
-from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import U8
 from fragdoctor.trace.lives import Lives
@@ -35,8 +34,9 @@ class Pairs(Struct, frozen=True):
 def find_pairs(lives: Lives, row: int, asked_bytes: int, category: U8) -> Pairs | None:
     """Return what shows that a request combines each of N numbers with each, or None.
 
-    The request and its like must make up most of what is live. Powers of two show nothing: one is
-    the square of another in many a model.
+    The request and its like must make up most of what is live. Two blocks of N numbers are
+    combined, as predictions and targets are; one may have that size by chance. Powers of two show
+    nothing: one is the square of another in many a model.
 
     Args:
         lives: the blocks.
@@ -51,7 +51,8 @@ def find_pairs(lives: Lives, row: int, asked_bytes: int, category: U8) -> Pairs 
         return None
     if len(category):
         rows = rows[~np.isin(category[rows], OF_THE_MODEL)]
-    sizes = distinct(lives.requested_bytes[rows])
+    sizes, n_live = np.unique(lives.requested_bytes[rows], return_counts=True)
+    sizes = sizes[n_live > 1]
     for item in ITEM_BYTES:
         n = sizes[sizes % item == 0] // item
         n = n[(n & (n - 1)) != 0]

@@ -829,23 +829,30 @@ def test_what_still_fails_comes_after_what_was_not_tried():
 
 
 @pytest.mark.parametrize(
-    ("n_live", "n_asked", "is_told"),
+    ("n_live", "n_tensors", "n_asked", "is_told"),
     [
-        (15_000, 15_000, True),
-        (16_384, 16_384, False),  # one power of two is the square of another in many a model
-        (15_001, 15_000, False),
+        (15_000, 2, 15_000, True),
+        (15_000, 1, 15_000, False),  # of that size by chance
+        (16_384, 2, 16_384, False),  # one power of two is the square of another in many a model
+        (15_001, 2, 15_000, False),
     ],
 )
-def test_request_for_each_number_with_each_is_told_by_what_is_live(n_live, n_asked, is_told):
+def test_request_for_each_number_with_each_is_told_by_what_is_live(
+    n_live, n_tensors, n_asked, is_told
+):
     start, asked, stack = 0x7F0000000000, 4 * n_asked**2, [frame("fit.py", 7, "main")]
     size = -(-4 * n_live // 512) * 512
-    live = block(size, "active_allocated", requested=4 * n_live, frames=stack)
+    live = [
+        block(size, "active_allocated", requested=4 * n_live, frames=stack)
+        for _ in range(n_tensors)
+    ]
     events = [
         segment_alloc(start, 2 * MIB),
-        alloc(start, size, frames=stack),
+        *(alloc(start + i * size, size, frames=stack) for i in range(n_tensors)),
         oom(-(-asked // 512) * 512, 8 * MIB, frames=stack),
     ]
-    held = segment(start, live, block(2 * MIB - size, "inactive"))
+    rest = block(2 * MIB - n_tensors * size, "inactive")
+    held = segment(start, *live, rest)
 
     found = diagnose(Case(snapshot=columns(snapshot(held, traces=[events]))))
 
