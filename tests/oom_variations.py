@@ -58,10 +58,11 @@ def one_cached(draw):
         f"CUDA out of memory. Tried to allocate {a} (GPU {gpu}; {b} total capacity;"
         f" {c} already allocated; {d} free; {e} cached)"
     )
+    reserved = v if z + v > y > z else z + v  # more than the card has: all that is reserved
     return text, {
         "backend": "cuda", "device_index": gpu, "requested_bytes": x, "total_bytes": y,
-        "allocated_bytes": z, "free_bytes": w, "reserved_unallocated_bytes": v,
-        "reserved_bytes": z + v,
+        "allocated_bytes": z, "free_bytes": w, "reserved_unallocated_bytes": max(0, reserved - z),
+        "reserved_bytes": reserved,
     }  # fmt: skip
 
 

@@ -34,9 +34,9 @@ class Pairs(Struct, frozen=True):
 def find_pairs(lives: Lives, row: int, asked_bytes: int, category: U8) -> Pairs | None:
     """Return what shows that a request combines each of N numbers with each, or None.
 
-    The request and its like must make up most of what is live. Two blocks of N numbers are
-    combined, as predictions and targets are; one may have that size by chance. Powers of two show
-    nothing: one is the square of another in many a model.
+    The request and its like must make up most of what is live. Powers of two show nothing: one is
+    the square of another in many a model. So may other widths be (6,144 is the side of 4 x 768 x
+    768 x 16), which are products of twos and threes: of these, two blocks must be live.
 
     Args:
         lives: the blocks.
@@ -52,11 +52,12 @@ def find_pairs(lives: Lives, row: int, asked_bytes: int, category: U8) -> Pairs 
     if len(category):
         rows = rows[~np.isin(category[rows], OF_THE_MODEL)]
     sizes, n_live = np.unique(lives.requested_bytes[rows], return_counts=True)
-    sizes = sizes[n_live > 1]
     for item in ITEM_BYTES:
         n = sizes[sizes % item == 0] // item
         n = n[(n & (n - 1)) != 0]
         found = n[rounded_to_blocks(item * n * n) == asked_bytes]
-        if len(found):
-            return Pairs(int(found[0]), item)
+        for side in found.tolist():
+            is_width = pow(6, side.bit_length(), side) == 0
+            if not is_width or n_live[sizes == item * side].sum() > 1:
+                return Pairs(side, item)
     return None

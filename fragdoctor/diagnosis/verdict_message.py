@@ -129,9 +129,6 @@ _WATCHED: Final = (
     "nvidia-smi during the run shows whether the GPU is full, and which processes fill it"
 )
 
-_EARLY: Final = ("torch-0.4", "thc-check")
-"""Messages of PyTorch's allocator before 1.0."""
-
 TOLD: Final = {
     "driver-api": Hypothesis(
         Cause.UNKNOWN,
@@ -326,12 +323,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
     if failed is not None:
         return decide(failed)
     found = without_figures("request", doing)
-    if message.variant in _EARLY:
-        when = f" {doing}" if doing else ""
-        found = replace(found, also=(*found.also, Cause.OTHER_PROCESS))
-        summary = f"PyTorch could not get memory for a tensor{when}; its early versions print no"
-        summary, settled_by = f"{summary} numbers.", f"{_WATCHED}."
-    elif message.variant == "allocation-on-device":
+    if message.variant == "allocation-on-device":
         summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no numbers."
         settled_by = "nvidia-smi during the run shows who fills the GPU."
     elif message.variant in ("told", "bare") and message.requested_bytes is None:
@@ -430,6 +422,7 @@ def _driver(message: OomMessage) -> Hypothesis:
             settled_by=f"{_WATCHED}.",
             also=() if is_empty else (Cause.OTHER_PROCESS,),
         )
+    causes = Cause.UNKNOWN, Cause.CAPACITY
     summary = (
         "A direct call to the driver found no memory. Its message has no numbers: device "
         "memory, pinned host memory or the context may have run out."
@@ -441,7 +434,10 @@ def _driver(message: OomMessage) -> Hypothesis:
             "asked for."
         )
         settled = f"{_WATCHED}; paste the error with its traceback."
-    return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
+    elif message.is_of_early_allocator:
+        summary = "PyTorch could not get memory for a tensor; its early versions print no numbers."
+        causes, settled = (Cause.CAPACITY, Cause.OTHER_PROCESS), f"{_WATCHED}."
+    return Hypothesis(causes[0], summary, settled_by=settled, also=causes[1:])
 
 
 def _library(message: OomMessage) -> Hypothesis:

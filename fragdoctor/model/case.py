@@ -209,6 +209,12 @@ class OomMessage(Struct, frozen=True):
         """Whether it has the figures of PyTorch's caching allocator; MPS has its own allocator."""
         return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
 
+    @property
+    def is_of_early_allocator(self) -> bool:
+        """Whether the allocator of PyTorch before 1.0 failed, which prints the driver's error."""
+        is_early = self.variant in ("torch-0.4", "thc-check")
+        return is_early and "thcstorage." in f"{self.text} {self.said}".lower()
+
 
 class LogMarker(Struct, frozen=True):
     """A line of a log that is not a memory failure but belongs to the story.

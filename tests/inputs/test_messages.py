@@ -61,8 +61,6 @@ def test_shared_texts_give_every_field_of_their_truth(shared):
 # text, kind, backend, sub_kind, fields
 CASES = [
     ("RuntimeError: cuda runtime error (2) : out of memory at /a/THC/generic/THCStorage.cu:58",
-     "pytorch-caching-allocator", "cuda", "figures-lost", {"version_high": "0.4"}),
-    ("RuntimeError: cuda runtime error (2) : out of memory at /a/aten/src/ATen/cudnn/Handles.cpp:9",
      "driver-no-figures", "cuda", "", {"version_high": "0.4"}),
     (("CUDA out of memory. Tried to allocate 96.00 MiB (GPU 0; 8.00 GiB total capacity; 7.00 GiB"
       " already allocated; 80.00 MiB free; 7.25 GiB cached)"),

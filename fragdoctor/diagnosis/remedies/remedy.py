@@ -314,7 +314,8 @@ class JudgedCase(Struct, frozen=True, dict=True):
             return True
         if self.message.sub_kind == NO_FAILURE:
             return self.cause is Cause.LEAK  # the program's own prints show it
-        return self.message.is_of_caching_allocator and not self.is_of_other_program
+        is_of_torch = self.message.is_of_caching_allocator or self.message.is_of_early_allocator
+        return is_of_torch and not self.is_of_other_program
 
     def assignment(self, conf: str) -> str:
         """Return the environment variable of this backend set to a setting string."""

@@ -11,7 +11,6 @@ from typing import Final
 
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
-    ALLOCATOR,
     DRIVER,
     HOST,
     OTHER,
@@ -47,13 +46,7 @@ def _not_reported_before(fields: Fields, match: re.Match[str], stream: LogStream
     """Drop the exception if THCudaCheck has already reported the same failure above it."""
     above = stream.squeezed[max(0, match.start() - 4000) : match.start()]
     check, exception = above.rfind("thcudacheckfail"), above.rfind("cudaruntimeerror(2)")
-    return None if check > exception else _of_storage(fields, match, stream)
-
-
-def _of_storage(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Recognize the early allocator by the file that asks it for a tensor's memory."""
-    is_of_storage = "thcstorage." in match.group() + stream.after(match.end(), 200)
-    return fields | {"kind": ALLOCATOR, "sub_kind": "figures-lost"} if is_of_storage else fields
+    return None if check > exception else fields
 
 
 def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
@@ -117,7 +110,6 @@ DRIVERS: Final = (
     _driver(
         "thc-check",
         r"thcudacheckfailfile=\S{1,200}?line=\d{1,6}error=2:outofmemory",
-        refine=_of_storage,
         versions=("", "1.4"),
     ),
     _driver("hip-code", r"hiperroroutofmemory", backend="rocm"),
