@@ -81,6 +81,10 @@ _TROUBLE: Final = regex(
     r"|can't|releas|unload|reduc)|[爆增满高升多大]|不[够足]"
 )
 """What a sentence about memory says where memory is the trouble."""
+_OF_ELSE: Final = regex(
+    r"(?im)^[^\n]{0,40}?\b\w{1,40}(?:Error|Exception): (?![^\n]{0,200}memory)|segmentation fault"
+)
+"""An error about something else, which the post is about."""
 _BLANKS: Final = regex(r"[ \t]{2,}+")
 _HOLDS: Final = regex(r"(?i)memor|\d ?[mg]i?b\b|\bload|\boom\b|显存|usage")
 
@@ -100,7 +104,8 @@ def told_complaint(text: str) -> OomMessage | None:
             is_post = part is title or asks_for_help(near) or _TELLS.search(near)
             if is_post and not _DENIED.search(told):
                 return _message(kind, found, told, head)
-    return _feared(head) if asks_for_help(head) or _TELLS.search(head) else None
+    is_post = asks_for_help(head) or _TELLS.search(head)
+    return _feared(head) if is_post and not _OF_ELSE.search(head) else None
 
 
 def _feared(head: str) -> OomMessage | None:

@@ -42,6 +42,7 @@ NO_COMPLAINTS = (
     "Is the GPU used?\n\nI see that it is slow.",
     "I added checkpointing to save GPU memory. All tests pass.",
     "Thanks! Chunks avoid CUDA out of memory.",
+    "RuntimeError: expected Half but found Float. Why?\nMy GPU memory is large enough.",
     "I share the tensor in memory, and another process reads it on the GPU.",
 )
 
